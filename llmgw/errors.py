@@ -1,0 +1,208 @@
+"""Errors, one class per decision that somebody can take.
+
+Each :class:`GatewayError` answers two questions: what does the client get, and
+may we try elsewhere. ``gateway.answers`` turns it into bytes in the dialect of
+the route; nothing else builds error bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class GatewayError(Exception):
+    """Something the client must be told.
+
+    :param message: for people; never holds secrets or internal addresses.
+    :param param: the request field at fault.
+    :param retry_after_s: seconds, sent as ``Retry-After`` and ``retry-after-ms``.
+    :param code: overrides the class's code.
+    """
+
+    status = 500
+    code = "internal_error"
+    type = "server_error"
+    may_retry = False
+    """Another backend may succeed where this one failed."""
+    should_retry: bool | None = None
+    """Sent as ``x-should-retry``: what the official clients obey."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        code: str | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.headers: list[tuple[str, str]] = []
+        if code is not None:
+            self.code = code
+        if status is not None:
+            self.status = status
+
+
+class InvalidRequest(GatewayError):
+    """400: the request itself is wrong; sending it again cannot help."""
+
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """400: no backend of the model has so large a window."""
+
+    code = "context_length_exceeded"
+    should_retry = False
+
+
+class InvalidApiKey(GatewayError):
+    """401."""
+
+    status = 401
+    code = "invalid_api_key"
+    type = "authentication_error"
+
+
+class ModelNotAllowed(GatewayError):
+    """403: the key's scope does not hold the model."""
+
+    status = 403
+    code = "model_not_allowed"
+    type = "permission_error"
+
+
+class NotFound(GatewayError):
+    """404: no such path."""
+
+    status = 404
+    code = "not_found"
+    type = "invalid_request_error"
+
+
+class ModelNotFound(NotFound):
+    """404: nobody here serves that model."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(GatewayError):
+    """405."""
+
+    status = 405
+    code = "method_not_allowed"
+    type = "invalid_request_error"
+
+
+class RequestTimeout(GatewayError):
+    """408: head or body came too slowly."""
+
+    status = 408
+    code = "request_timeout"
+    type = "invalid_request_error"
+
+
+class BodyTooLarge(GatewayError):
+    """413."""
+
+    status = 413
+    code = "body_too_large"
+    type = "invalid_request_error"
+
+
+class UnsupportedEncoding(GatewayError):
+    """415: a content coding or media type we do not take."""
+
+    status = 415
+    code = "unsupported_encoding"
+    type = "invalid_request_error"
+
+
+class ExpectationFailed(GatewayError):
+    """417."""
+
+    status = 417
+    code = "expectation_failed"
+    type = "invalid_request_error"
+
+
+class RateLimited(GatewayError):
+    """429: per key or global; ``code`` is fixed, the message tells what ran out."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    type = "rate_limit_error"
+
+
+class UpstreamError(GatewayError):
+    """502: the backend broke before its first byte and retries are spent."""
+
+    status = 502
+    code = "upstream_error"
+    type = "upstream_error"
+    may_retry = True
+
+
+class Overloaded(GatewayError):
+    """503: every eligible backend is at its cap."""
+
+    status = 503
+    code = "overloaded"
+    type = "overloaded_error"
+
+
+class NoBackend(GatewayError):
+    """503: the model is known and nobody who serves it is alive."""
+
+    status = 503
+    code = "no_backend"
+    type = "overloaded_error"
+
+
+class ModelLoading(GatewayError):
+    """503: the model is being loaded and the budget for holding is spent."""
+
+    status = 503
+    code = "model_loading"
+    type = "overloaded_error"
+
+
+class UpstreamTimeout(GatewayError):
+    """504."""
+
+    status = 504
+    code = "upstream_timeout"
+    type = "upstream_error"
+    may_retry = True
+
+
+class ConfigFault(Exception):
+    """One thing wrong in a configuration.
+
+    :param where: the key's path, such as ``backends[1].url``; ``""`` for the whole.
+    """
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}" if where else what)
+        self.where = where
+        self.what = what
+
+
+class ConfigError(Exception):
+    """A configuration is refused; ``faults`` holds every fault found, in order of appearance."""
+
+    def __init__(self, faults: Sequence[ConfigFault], source: str = "") -> None:
+        self.faults = tuple(faults)
+        self.source = source
+        head = f"{source}: " if source else ""
+        super().__init__("\n".join(f"{head}{fault}" for fault in self.faults))
+
+
+class PluginError(Exception):
+    """A plugin is missing, doubled, broken or of another contract version; one clear line."""

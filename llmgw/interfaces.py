@@ -1,0 +1,246 @@
+"""The plugin contract. Read it from top to bottom: it is the specification.
+
+What ``twisted.plugin`` finds is always a *factory*: a stateless object with a
+``name``, a ``description``, a ``contract`` number and ``build(options, …)``.
+Dropin modules are imported before any config or reactor exists (and by every
+other Twisted program of the environment), so a factory holds no live state.
+
+``options`` is the plugin's own table of the config file without the key
+``plugin``: a mapping of plain TOML values. ``build`` checks it and raises
+:class:`llmgw.errors.ConfigError` whose faults name keys of that table; it
+touches neither network nor files that ``options`` does not name.
+
+Ship a plugin as a package with one module ``twisted/plugins/llmgw_<dist>.py``
+that holds one line per factory, and prove it with the contract tests of
+:mod:`llmgw.testing`. Values are in :mod:`llmgw.values`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.plugin import IPlugin
+from zope.interface import Attribute, Interface
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IReactorTime
+
+    from llmgw.values import (
+        Backend,
+        Choice,
+        Cost,
+        Decision,
+        Event,
+        HealthReport,
+        Policy,
+        Request,
+        Usage,
+    )
+
+CONTRACT = 1
+"""Version of this contract. A factory with another number is refused at start."""
+
+
+class IFactory(IPlugin):
+    """What every kind of factory has."""
+
+    name: str = Attribute("Lower case with hyphens; unique within its kind.")
+    description: str = Attribute("One line for ``llmgw plugins`` and ``--help``.")
+    contract: int = Attribute("The value of ``llmgw.interfaces.CONTRACT`` it was written for.")
+
+
+# --- routers ------------------------------------------------------------------
+
+
+class IRouter(Interface):
+    """Chooses a backend for each request.
+
+    The gateway calls ``choose`` on its reactor thread once per attempt and takes
+    a lease on the answer in the same turn, so counts seen are never stale. Calls
+    come thousands of times a second: under 20 µs for 10 candidates, no I/O, no
+    clock (``now_s`` is handed in), no logging, no Deferred.
+
+    If a method raises, the fault is logged (rate limited), counted, and the
+    gateway falls back to least connections for that request; nothing is lost.
+    """
+
+    def choose(request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | Backend | None:
+        """Pick one of ``candidates``.
+
+        Every candidate has met the hard constraints: it serves the model, is
+        available, is under its cap and may be tried by this request. The
+        sequence is never empty, has no stated order, and may be of another
+        length and make-up at each call. Do not keep or change it.
+
+        :param now_s: monotonic seconds; never runs backwards.
+        :return: one of ``candidates``, bare or in a :class:`Choice`; ``None`` means
+            "none of these now", which the client sees as 503 ``overloaded``.
+        """
+
+    def observe(event: Event) -> None:
+        """Learn. Called for every attempt: ``Started``, then ``FirstToken`` if one
+        came, then exactly one ``Finished``; and ``HealthChanged`` at each report.
+
+        Events of different attempts interleave. ``Finished`` of an attempt to a
+        backend that has been removed still comes.
+        """
+
+
+class IOrderingRouter(IRouter):
+    """A router that also orders a bounded wait (``[admission] max_wait_s > 0``)."""
+
+    def order(waiting: Sequence[Request], backend: Backend, now_s: float) -> int:
+        """A slot of ``backend`` came free: which of ``waiting`` (oldest first, never
+        empty, all fit for this backend) goes next.
+
+        :return: an index into ``waiting``.
+        """
+
+
+class IRouterFactory(IFactory):
+    """Builds a router; called once at start and once per reload that changes its options."""
+
+    def build(options: Mapping[str, Any]) -> IRouter:
+        """:raise ConfigError: options are wrong. A router that wants dice takes a ``seed``."""
+
+
+# --- health -------------------------------------------------------------------
+
+
+class IHealthTarget(Interface):
+    """The backend that a health source watches."""
+
+    id: str = Attribute("The backend's id.")
+    url: str = Attribute("Base URL, without a trailing slash and without ``/v1``.")
+    headers: Mapping[str, str] = Attribute("Headers to send, such as the backend's own credential.")
+
+    def get(path: str, timeout_s: float) -> Deferred[tuple[int, bytes]]:
+        """GET ``url + path`` on a connection of its own, verified as the data path would.
+
+        :return: status and body (at most 1 MiB). Cancelling closes the connection.
+        :raise twisted.internet.error.ConnectError: nobody there.
+        :raise twisted.internet.defer.TimeoutError: ``timeout_s`` passed.
+        """
+
+
+class IHealthSource(Interface):
+    """Watches one backend and reports what it sees.
+
+    The gateway owns the verdict (fall, rise, ejection, slow start); a source
+    only tells facts. A slow answer is the sign of a busy backend: report it as
+    ``alive`` unless nobody answered at all.
+    """
+
+    def start(target: IHealthTarget, report: Callable[[HealthReport], None]) -> None:
+        """Begin, and call ``report`` at each look, the first one soon. Called once.
+
+        Never look more often than every 2 s: each question delays llama-server's
+        noticing of closed requests.
+        """
+
+    def stop() -> None:
+        """End; no ``report`` after this, nothing left in the reactor."""
+
+
+class IHealthSourceFactory(IFactory):
+    """Builds one source per backend."""
+
+    def build(options: Mapping[str, Any], reactor: IReactorTime) -> IHealthSource:
+        """:raise ConfigError: options are wrong. Starts nothing."""
+
+
+# --- rate limits --------------------------------------------------------------
+
+
+class IRateLimiter(Interface):
+    """Says who may pass.
+
+    Called once per request after its body was read, before routing. ``admit``
+    may return a ``Decision`` at once (the usual case, < 10 µs) or a Deferred of
+    one; the gateway waits 100 ms at most and then lets the request pass, counted
+    as degraded. Cancelling that Deferred returns whatever was taken.
+    """
+
+    def admit(subject: str, policies: Sequence[Policy], cost: Cost) -> Decision | Deferred[Decision]:
+        """Charge ``cost`` to all policies, or to none of them.
+
+        :param subject: the key's id; policies of scope ``global`` ignore it.
+        :param cost: tokens are an estimate (prompt + allowed output).
+        """
+
+    def settle(reservation: Any, used: Usage | None) -> None:
+        """The request is over: give back concurrency, and correct the tokens.
+
+        Called exactly once for each reservation. ``used=None`` means the request
+        never reached a backend: return all it was charged.
+        """
+
+
+class IRateLimiterFactory(IFactory):
+    """Builds the limiter of this process."""
+
+    def build(options: Mapping[str, Any], reactor: IReactorTime) -> IRateLimiter:
+        """:raise ConfigError: options are wrong. No connection is made before the reactor runs."""
+
+
+# --- discovery ----------------------------------------------------------------
+
+
+class IDiscovery(Interface):
+    """Adds, changes and removes backends while the gateway runs."""
+
+    def start(update: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        """Begin, and call ``update`` with the *whole* set this source knows at each
+        change; each entry has the form of a ``[[backends]]`` table.
+
+        While the source is out of reach it calls nothing: the last set stays.
+        """
+
+    def stop() -> Deferred[None] | None:
+        """End; no ``update`` after this."""
+
+
+class IDiscoveryFactory(IFactory):
+    """Builds one discovery per ``[[discovery]]`` table."""
+
+    def build(options: Mapping[str, Any], reactor: IReactorTime) -> IDiscovery:
+        """:raise ConfigError: options are wrong."""
+
+
+# --- model loading ------------------------------------------------------------
+
+
+class IModelLoader(Interface):
+    """Loads, unloads and lists models on one backend."""
+
+    def models() -> Deferred[Mapping[str, str]]:
+        """:return: name to state: ``loaded``, ``loading``, ``unloaded``, ``failed``."""
+
+    def load(model: str) -> Deferred[None]:
+        """Fires when ``model`` is ready. Cancelling forgets the wait; the load may go on.
+
+        :raise llmgw.errors.ModelLoading: the load failed; the message says why.
+        """
+
+    def unload(model: str) -> Deferred[None]:
+        """Fires when ``model`` is gone."""
+
+
+class IModelLoaderFactory(IFactory):
+    """Builds one loader per backend that asks for it."""
+
+    def build(options: Mapping[str, Any], target: IHealthTarget, reactor: IReactorTime) -> IModelLoader:
+        """:raise ConfigError: options are wrong."""
+
+
+FACTORIES: Mapping[str, Any] = {
+    "router": IRouterFactory,
+    "health": IHealthSourceFactory,
+    "rate-limiter": IRateLimiterFactory,
+    "discovery": IDiscoveryFactory,
+    "model-loader": IModelLoaderFactory,
+}
+"""The kinds of plugin by the word the config and ``llmgw plugins`` use."""
