@@ -1,0 +1,1 @@
+"""Decisions without I/O, clock or Twisted: time, bytes and dice are arguments."""

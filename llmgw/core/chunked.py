@@ -1,0 +1,166 @@
+"""Decodes chunked content, for both directions.
+
+Our own rather than llhttp's, for what llhttp cannot tell or bound: where exactly
+the message ends, how long a size line is, how much all extensions and the
+trailers take. Nothing is passed on that was not framed beyond doubt.
+
+:source: RFC 9112 section 7.1; CVE-2024-27982 and CVE-2025-55315 for the bare LF,
+    CVE-2025-43859 for the unchecked end of a chunk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from llmgw.core.http import TEXT, HeadLimits, Refuse
+from llmgw.core.lines import FieldSection
+
+# int(x, 16) alone would take "0x5", "+5" and "5_0".
+_PLAIN_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;%b*+)?" % TEXT)
+_CR, _LF = 13, 10
+_CHUNK_END = b"\r\n"
+
+
+def _ignore(data: bytes) -> None:
+    pass
+
+
+class ChunkedDecoder:
+    """Takes chunked bytes, hands on their content.
+
+    Extensions and trailers are checked and dropped. Holds back at most one size
+    line or one trailer section.
+
+    :param deliver: gets the content in slices, in order, none empty.
+    :param refuse: makes the fault of this side.
+    """
+
+    __slots__ = (
+        "_at_size",
+        "_chunk_line",
+        "_deliver",
+        "_extensions_left",
+        "_held",
+        "_limits",
+        "_refuse",
+        "_remaining",
+        "_trailers",
+    )
+
+    def __init__(self, deliver: Callable[[bytes], None], limits: HeadLimits, refuse: Refuse) -> None:
+        self._deliver = deliver
+        self._limits = limits
+        self._refuse = refuse
+        self._chunk_line = limits.chunk_line
+        self._extensions_left = limits.chunk_extensions
+        self._at_size = True
+        self._remaining = 0
+        self._held = b""
+        self._trailers: FieldSection | None = None
+
+    def stop(self) -> None:
+        """Deliver nothing more, not even the rest of the read in hand."""
+        self._deliver = _ignore
+
+    def feed(self, data: bytes) -> int:
+        """Take the next bytes.
+
+        :return: -1 while the message goes on; at its end the number of bytes of ``data``
+            behind it.
+        :raise HttpFault: by ``refuse``.
+        """
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        position = 0
+        size_of_data = len(data)
+        if not self._at_size:
+            position = self._continue_chunk(data)
+            if position < 0:
+                return -1
+        while self._trailers is None:
+            found = _PLAIN_SIZE_LINE.match(data, position)
+            if found is None or found.end(1) - position > self._chunk_line:
+                size, start = self._read_size_line(data, position)
+                if start < 0:
+                    self._held = data[position:]
+                    return -1
+            else:
+                size = int(found[1], 16)
+                start = found.end()
+            if size:
+                position = start + size
+                if data[position : position + 2] == _CHUNK_END:
+                    self._deliver(data[start:position])
+                    position += 2
+                    if position == size_of_data:
+                        return -1
+                    continue
+                self._at_size = False
+                self._remaining = size
+                self._continue_chunk(data, start)  # takes all, or raises: the CRLF is not here
+                return -1
+            else:
+                if data[start : start + 2] == _CHUNK_END:
+                    return size_of_data - start - 2
+                data = data[start:]
+                limit = self._limits.trailers
+                self._trailers = FieldSection(
+                    0, limit, limit, self._limits.count, self._refuse, self._refuse, "trailer"
+                )
+        end = self._trailers.end(data)
+        if end < 0:
+            self._held = data
+            return -1
+        return len(data) - end
+
+    def _continue_chunk(self, data: bytes, start: int = 0) -> int:
+        """Take content of the chunk in progress, and the CRLF behind it.
+
+        :return: where the next size line begins, -1 when all of ``data`` is taken.
+        """
+        remaining = self._remaining
+        if remaining:
+            here = len(data) - start
+            if here <= remaining:
+                self._remaining = remaining - here
+                if here:
+                    self._deliver(data[start:])  # a whole slice of bytes is the same object
+                return -1
+            self._remaining = 0
+            end = start + remaining
+            self._deliver(data[start:end])
+            start = end
+        for position, expected in ((start, _CR), (start + 1, _LF)):
+            if position == len(data):
+                self._held = data[start:]
+                return -1
+            if data[position] != expected:
+                raise self._refuse("chunk data without CRLF behind it")
+        self._at_size = True
+        return start + 2
+
+    def _read_size_line(self, data: bytes, start: int) -> tuple[int, int]:
+        """Read a size line that is cut, extended or wrong.
+
+        :return: the size, and where its chunk begins (-1 when more bytes are needed).
+        """
+        found = _SIZE_LINE.match(data, start)
+        if found is None:
+            if start == len(data):
+                return 0, -1
+            raise self._refuse("malformed chunk size")
+        stop = found.end()
+        if stop - start > self._chunk_line:
+            raise self._refuse("chunk-size line too long")
+        for position, expected in ((stop, _CR), (stop + 1, _LF)):
+            if position == len(data):
+                return 0, -1
+            if data[position] != expected:
+                raise self._refuse("malformed chunk-size line")
+        self._extensions_left -= len(found[2] or b"")
+        if self._extensions_left < 0:
+            raise self._refuse("too many chunk extensions")
+        return int(found[1], 16), stop + 2

@@ -1,0 +1,240 @@
+"""Reads the requests of one client connection, one at a time.
+
+Bytes go in by ``feed``, calls come out at a sink. Which calls, with which
+content, and which fault, does not depend on how the bytes were cut.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Protocol
+
+import httptools
+
+from llmgw.core.chunked import ChunkedDecoder
+from llmgw.core.http import (
+    DEFAULT_LIMITS,
+    HeadLimits,
+    HttpFault,
+    RequestHead,
+    bad_request,
+    head_too_large,
+    make_request_head,
+    parse_request_line,
+)
+from llmgw.core.lines import FieldSection, line_end, tokenise
+from llmgw.core.target import Target
+
+_NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
+_MOST_EMPTY_LINES = 4
+
+
+class RequestSink(Protocol):
+    """What a :class:`RequestReader` calls. Whatever a method raises comes out of ``feed`` or ``resume``."""
+
+    def head_received(self, head: RequestHead) -> None:
+        """A request begins."""
+
+    def body_received(self, data: bytes) -> None:
+        """Some of its content, never empty."""
+
+    def request_received(self) -> None:
+        """The request is whole. ``resume`` may be called from here, too."""
+
+
+def _line_too_long(message: str) -> HttpFault:
+    return HttpFault(414, "uri_too_long", message)
+
+
+class RequestReader:
+    """Takes a client's bytes apart into requests.
+
+    After ``request_received`` nothing more is parsed until ``resume``: answers
+    leave in the order of requests, and a fault in the second request shows only
+    after the first was answered (RFC 9112 section 9.3.2). Bytes that come
+    meanwhile are held; who feeds must stop reading when ``buffered`` grows.
+
+    After anything was raised out of ``feed`` or ``resume``, and after ``close``,
+    the reader is dead: it ignores all bytes and calls the sink no more.
+
+    :ivar state: ``"idle"`` no byte of a request has come; ``"head"``; ``"body"``;
+        ``"done"`` until ``resume``.
+    """
+
+    __slots__ = (
+        "_body_left",
+        "_buffer",
+        "_busy",
+        "_chunks",
+        "_dead",
+        "_empty_lines",
+        "_limits",
+        "_line",
+        "_section",
+        "_section_at",
+        "_seen",
+        "_sink",
+        "state",
+    )
+
+    def __init__(self, sink: RequestSink, limits: HeadLimits = DEFAULT_LIMITS) -> None:
+        self._sink = sink
+        self._limits = limits
+        self._buffer = b""
+        self._busy = False
+        self._dead = False
+        self._chunks: ChunkedDecoder | None = None
+        self._await_request()
+
+    def _await_request(self) -> None:
+        self.state: Literal["idle", "head", "body", "done"] = "idle"
+        self._empty_lines = 0
+        self._seen = 0
+        self._line: tuple[str, Target, int] | None = None
+        self._section: FieldSection | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held that have not been handed on: a head in progress, or pipelined requests."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the connection.
+
+        :raise HttpFault: what to answer before closing.
+        """
+        if self._dead:
+            return
+        self._buffer = self._buffer + data if self._buffer else data
+        if not self._busy:
+            self._run()
+
+    def resume(self) -> None:
+        """The request was answered: go on with the next one, whose bytes may be here already.
+
+        :raise HttpFault: as ``feed``.
+        :raise RuntimeError: no request waits for its answer.
+        """
+        if self._dead:
+            return
+        if self.state != "done":
+            raise RuntimeError("resume() without a request received")
+        self._await_request()
+        if not self._busy:
+            self._run()
+
+    def close(self) -> None:
+        """The connection is given up: call the sink no more, from this very moment."""
+        self._dead = True
+        self._buffer = b""
+        if self._chunks is not None:
+            self._chunks.stop()
+
+    def _run(self) -> None:
+        # A loop, not recursion: a sink that answers at once calls resume() from
+        # request_received, and a peer may pipeline hundreds of requests.
+        self._busy = True
+        try:
+            while self._buffer and self.state != "done":
+                if self.state == "body":
+                    self._take_body()
+                elif not self._take_head():
+                    break
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._busy = False
+
+    def _take_head(self) -> bool:
+        """:return: whether the head is whole and has been handed on."""
+        while self._line is None:
+            if self._seen == 0 and self._buffer.startswith(b"\r\n"):
+                # RFC 9112 section 2.2: some old clients put CRLF behind a request.
+                self._empty_lines += 1
+                if self._empty_lines > _MOST_EMPTY_LINES:
+                    raise bad_request("too many empty lines before a request")
+                self._buffer = self._buffer[2:]
+                if not self._buffer:
+                    self.state = "idle"
+                    return False
+            elif not self._take_request_line():
+                return False
+        assert self._section is not None
+        buffer = self._buffer
+        end = self._section.end(buffer)
+        if end < 0:
+            return False
+
+        whole = end == len(buffer)
+        head_bytes = buffer if whole else buffer[:end]
+        fields, objection = tokenise(head_bytes, self._section_at, httptools.HttpRequestParser)
+        head = make_request_head(*self._line, fields)
+        if objection is not None:
+            raise bad_request("the request head is not well formed")
+        self._buffer = b"" if whole else buffer[end:]
+        self._begin_body(head)
+        return True
+
+    def _take_request_line(self) -> bool:
+        buffer = self._buffer
+        if buffer != b"\r":  # may become an empty line, which is no part of a request
+            self.state = "head"
+        limit = self._limits.request_line
+        stop, whole = line_end(
+            buffer, self._seen, limit, _NOT_PRINTABLE, bad_request, _line_too_long, "request line"
+        )
+        if not whole:
+            self._seen = stop
+            return False
+        self._line = parse_request_line(buffer[:stop])
+        self._section_at = start = stop + 2
+        limits = self._limits
+        self._section = FieldSection(
+            start,
+            limits.header_line,
+            start + limits.headers,
+            limits.count,
+            bad_request,
+            head_too_large,
+            "header",
+        )
+        return True
+
+    def _begin_body(self, head: RequestHead) -> None:
+        sink = self._sink
+        self.state = "body"
+        if head.chunked:
+            self._chunks = ChunkedDecoder(sink.body_received, self._limits, bad_request)
+            sink.head_received(head)
+            return
+        self._chunks = None
+        self._body_left = head.content_length or 0
+        sink.head_received(head)
+        if not self._body_left:
+            self._end_request()
+
+    def _take_body(self) -> None:
+        data = self._buffer
+        self._buffer = b""
+        if self._chunks is not None:
+            behind = self._chunks.feed(data)
+            if behind < 0:
+                return
+            rest = data[len(data) - behind :]
+        else:
+            left = self._body_left
+            if len(data) < left:
+                self._body_left = left - len(data)
+                self._sink.body_received(data)
+                return
+            rest = data[left:]
+            self._sink.body_received(data[:left])  # a whole slice of bytes is the same object
+        if rest and not self._dead:
+            self._buffer = rest + self._buffer
+        self._end_request()
+
+    def _end_request(self) -> None:
+        if not self._dead:
+            self.state = "done"
+            self._sink.request_received()

@@ -1,0 +1,252 @@
+"""Reads the responses of one backend connection, with the same rules for every way of cutting."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+import httptools
+
+from llmgw.core.chunked import ChunkedDecoder
+from llmgw.core.http import (
+    DEFAULT_LIMITS,
+    HeadLimits,
+    HttpFault,
+    ResponseHead,
+    bad_response,
+    make_response_head,
+    parse_status_line,
+)
+from llmgw.core.lines import FieldSection, line_end, tokenise
+
+_NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
+_PREFIX = b"HTTP/1."
+_MOST_INTERIM = 10
+
+
+class ResponseSink(Protocol):
+    """What a :class:`ResponseReader` calls. Whatever a method raises comes out of ``feed`` or ``eof``."""
+
+    def head_received(self, head: ResponseHead) -> None:
+        """The final response begins; interim ones are not shown."""
+
+    def body_received(self, data: bytes) -> None:
+        """Some of its content, never empty."""
+
+    def response_received(self) -> None:
+        """The response is whole."""
+
+
+class ResponseReader:
+    """Takes a backend's bytes apart into responses.
+
+    ``begin`` is called before a request is written, then ``feed`` for what comes.
+    Bytes that belong to no request make the connection unfit for another one and
+    never reach the sink. After a fault, and after ``close``, the reader is dead.
+
+    :ivar started: a byte of the response has come. ``False`` at ``eof`` is the sign
+        of a connection that the backend closed while it was idle.
+    :ivar reusable: the last response has ended by its own framing, both sides allow
+        another one, and no byte came behind it. ``False`` while one is under way.
+    """
+
+    __slots__ = (
+        "_body_left",
+        "_buffer",
+        "_chunks",
+        "_dead",
+        "_fresh",
+        "_head",
+        "_interim",
+        "_limits",
+        "_no_content",
+        "_section",
+        "_section_at",
+        "_seen",
+        "_sink",
+        "_status",
+        "_take",
+        "reusable",
+        "started",
+    )
+
+    def __init__(self, sink: ResponseSink, limits: HeadLimits = DEFAULT_LIMITS) -> None:
+        self._sink = sink
+        self._limits = limits
+        self._fresh = True
+        self._dead = False
+        self._chunks: ChunkedDecoder | None = None
+        self._head: ResponseHead | None = None
+        self._take = self._take_excess
+        self.reusable = False
+        self.started = False
+
+    def begin(self, method: str) -> None:
+        """A request is about to be written.
+
+        :param method: of the request; a HEAD has no content in its response.
+        :raise RuntimeError: this connection must not carry another request.
+        """
+        if not (self.reusable or self._fresh):
+            raise RuntimeError("begin() on a connection that cannot be used again")
+        self._fresh = False
+        self._no_content = method == "HEAD"
+        self._interim = 0
+        self._head = None
+        self.started = False
+        self.reusable = False
+        self._await_head()
+
+    def _await_head(self) -> None:
+        self._buffer = b""
+        self._seen = 0
+        self._section: FieldSection | None = None
+        self._take = self._take_head
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the connection.
+
+        :raise HttpFault: 502 ``upstream_framing``.
+        """
+        try:
+            self._take(data)
+        except BaseException:
+            self.close()
+            raise
+
+    def eof(self) -> None:
+        """The backend has closed, cleanly or not. Harmless after the end of a response.
+
+        :raise HttpFault: 502 ``upstream_truncated``, the response under way is not whole.
+        """
+        take = self._take
+        self.reusable = self._fresh = False
+        if take == self._take_until_eof:
+            self._take = self._take_excess
+            self._sink.response_received()
+        elif take != self._take_excess:
+            self.close()
+            where = "head" if self._head is None else "body"
+            raise HttpFault(
+                502, "upstream_truncated", f"the backend closed within the {where} of its response"
+            )
+
+    def close(self) -> None:
+        """The connection is given up: call the sink no more, from this very moment."""
+        self.reusable = self._fresh = False
+        self._dead = True
+        self._take = self._take_excess
+        if self._chunks is not None:
+            self._chunks.stop()
+
+    def _take_excess(self, data: bytes) -> None:
+        if data:
+            self.reusable = self._fresh = False
+
+    def _take_head(self, data: bytes) -> None:
+        buffer = self._buffer = self._buffer + data if self._buffer else data
+        while buffer:
+            self.started = True
+            if self._section is None and not self._take_status_line(buffer):
+                return
+            assert self._section is not None
+            end = self._section.end(buffer)
+            if end < 0:
+                return
+            whole = end == len(buffer)
+            head = self._read_head(buffer if whole else buffer[:end])
+            buffer = b"" if whole else buffer[end:]
+            self._await_head()
+            if head.status >= 200:
+                self._begin_body(head, buffer)
+                return
+            self._interim += 1
+            if self._interim > _MOST_INTERIM:
+                raise bad_response(f"more than {_MOST_INTERIM} interim responses from the backend")
+            self._buffer = buffer
+
+    def _take_status_line(self, buffer: bytes) -> bool:
+        if not buffer.startswith(_PREFIX[: len(buffer)]):
+            raise bad_response("the backend does not speak HTTP/1")
+        total = self._limits.headers
+        stop, whole = line_end(
+            buffer, self._seen, total, _NOT_TEXT, bad_response, bad_response, "status line of the backend"
+        )
+        if not whole:
+            self._seen = stop
+            return False
+        self._status = parse_status_line(buffer[:stop])
+        self._section_at = stop + 2
+        self._section = FieldSection(
+            stop + 2,
+            total,
+            total,
+            self._limits.count,
+            bad_response,
+            bad_response,
+            "response header",
+        )
+        return True
+
+    def _read_head(self, head_bytes: bytes) -> ResponseHead:
+        fields, objection = tokenise(head_bytes, self._section_at, httptools.HttpResponseParser)
+        head = make_response_head(*self._status, fields)
+        if objection is not None:
+            raise bad_response("the response head of the backend is not well formed")
+        return head
+
+    def _begin_body(self, head: ResponseHead, data: bytes) -> None:
+        """:param data: what came behind the head in the same read."""
+        sink = self._sink
+        self._head = head
+        self._chunks = None
+        self._body_left = 0
+        if self._no_content or head.status in (204, 304):
+            self._take = self._take_excess
+        elif head.chunked:
+            self._chunks = ChunkedDecoder(sink.body_received, self._limits, bad_response)
+            self._take = self._take_chunks
+        elif head.content_length is None:
+            self._take = self._take_until_eof
+        else:
+            self._body_left = head.content_length
+            self._take = self._take_counted if self._body_left else self._take_excess
+        sink.head_received(head)
+        if self._take == self._take_excess:
+            # Told here and not by _take: the sink may begin the next request from
+            # response_received, and must by then know of bytes it did not ask for.
+            self._end(len(data))
+        elif data:
+            self._take(data)
+
+    def _take_chunks(self, data: bytes) -> None:
+        assert self._chunks is not None
+        behind = self._chunks.feed(data)
+        if behind >= 0:
+            self._end(behind)
+
+    def _take_counted(self, data: bytes) -> None:
+        left = self._body_left
+        size = len(data)
+        if size <= left:
+            self._body_left = left - size
+            if size:
+                self._sink.body_received(data)
+            if size < left:
+                return
+        else:
+            self._sink.body_received(data[:left])
+        self._end(size - left)
+
+    def _take_until_eof(self, data: bytes) -> None:
+        if data:
+            self._sink.body_received(data)
+
+    def _end(self, behind: int = 0) -> None:
+        """:param behind: bytes that came behind the response."""
+        if self._dead:
+            return
+        assert self._head is not None
+        self._take = self._take_excess
+        self.reusable = self._head.keep_alive and not behind
+        self._sink.response_received()
