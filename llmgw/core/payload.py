@@ -1,0 +1,389 @@
+"""What one JSON object of an answer says: content, tokens, timings, end, error.
+
+The object may be one event's data, one NDJSON line or a whole body, of any of
+the dialects: their fields do not clash, so :func:`read` goes by shape and
+needs no dialect. :func:`plain_test` gives the cheap test for the many events
+of a running stream that say nothing but "one more piece".
+
+:source: ``chat``, ``completion``, ``native``: llama.cpp ``tools/server/README.md``
+    and recordings of build b11549; ``responses``, ``messages``: the OpenAI and
+    Anthropic API references; Ollama ``docs/api.md`` (durations in nanoseconds).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+_ERROR_LIMIT = 200
+_COUNT_LIMIT = 1 << 40
+_ABSENT = Raw(b"")
+
+_UNREADABLE = (ValueError, RecursionError)
+
+
+class Tokens(Struct):
+    """Token counts as told; ``None`` where nothing was said.
+
+    :param prompt: the whole prompt, cached part included.
+    """
+
+    prompt: int | None = None
+    cached: int | None = None
+    output: int | None = None
+
+
+class Timings(Struct):
+    """What a backend measured by itself.
+
+    :param prompt_s: seconds it spent on the uncached part of the prompt.
+    :param token_rate: output tokens per second.
+    """
+
+    prompt_s: float | None = None
+    token_rate: float | None = None
+
+
+class Said(Struct):
+    """What one object said.
+
+    :param content: it carries something for the reader: text, reasoning, a
+        refusal, audio or a tool call.
+    :param finished: it says that the answer, or one choice of it, is complete.
+    :param error: a short message, if it reports an error.
+    :param choice: index of the one choice it speaks of; ``None`` if of none.
+    :param alone: its list of choices is empty: it was sent for its usage.
+    :param told: token counts that close an answer, or are running totals.
+    :param opening: token counts that only open one (Anthropic ``message_start``).
+    :param timings: the backend's own measurements.
+    :param timed: token counts out of those measurements.
+    """
+
+    content: bool = False
+    finished: bool = False
+    error: str | None = None
+    choice: int | None = None
+    alone: bool = False
+    told: Tokens | None = None
+    opening: Tokens | None = None
+    timings: Timings | None = None
+    timed: Tokens | None = None
+
+
+class _Object(Struct):
+    """Slices of the fields that matter; all else is skipped unread."""
+
+    choices: Raw = _ABSENT
+    index: Raw = _ABSENT
+    usage: Raw = _ABSENT
+    timings: Raw = _ABSENT
+    error: Raw = _ABSENT
+    object: Raw = _ABSENT
+    type: Raw = _ABSENT
+    message: Raw = _ABSENT
+    delta: Raw = _ABSENT
+    response: Raw = _ABSENT
+    content_block: Raw = _ABSENT
+    content: Raw = _ABSENT
+    thinking: Raw = _ABSENT
+    stop: Raw = _ABSENT
+    stop_type: Raw = _ABSENT
+    done: Raw = _ABSENT
+    tokens_evaluated: Raw = _ABSENT
+    tokens_predicted: Raw = _ABSENT
+    prompt_eval_count: Raw = _ABSENT
+    prompt_eval_duration: Raw = _ABSENT
+    eval_count: Raw = _ABSENT
+    eval_duration: Raw = _ABSENT
+
+
+_object = msgspec.json.Decoder(_Object)
+_objects = msgspec.json.Decoder(list[_Object])
+_any = msgspec.json.Decoder()
+
+
+def read(payload: bytes) -> Said | None:
+    """One event, line or small object; ``None`` if it is no JSON object."""
+    try:
+        fields = _object.decode(payload)
+    except _UNREADABLE:
+        return None
+    said = _read_outcome(fields)
+    choices = _list(fields.choices)
+    if choices:
+        said.choice = _count(_get(choices[0], "index")) or 0
+    else:
+        said.alone = fields.choices is not _ABSENT
+    kind = _value(fields.type)
+    if kind == "message_start":
+        said.opening = _usage(_get(_value(fields.message), "usage"))
+        return said
+    said.content = _has_content(fields, choices, kind)
+    said.finished = (
+        any(_get(choice, "finish_reason") for choice in choices)
+        or kind in ("message_stop", "response.completed", "response.incomplete")
+        or _value(fields.stop) is True
+        or _text(fields.stop_type)  # all that response_fields may leave of it
+        or _value(fields.done) is True
+    )
+    return said
+
+
+def read_body(body: bytes) -> list[Said]:
+    """A whole JSON body, looked at for tokens, timings and errors only.
+
+    llama-server answers a list where ``/completion`` got several prompts.
+    """
+    try:
+        return [_read_outcome(_object.decode(body))]
+    except msgspec.ValidationError:
+        try:
+            return [_read_outcome(fields) for fields in _objects.decode(body)]
+        except _UNREADABLE:
+            return []
+    except _UNREADABLE:
+        return []
+
+
+_NESTED = rb"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})"
+_FRAGMENTS = {key: re.compile(key + _NESTED) for key in (b'"usage"', b'"timings"')}
+
+
+def read_fragment(part: bytes) -> Said:
+    """A piece cut out of a body too large to keep: its last usage and timings objects."""
+    found: dict[bytes, Raw] = {}
+    for key, pattern in _FRAGMENTS.items():
+        at = part.rfind(key)
+        match = pattern.match(part, at) if at >= 0 else None
+        found[key] = Raw(match[1]) if match else _ABSENT
+    return _read_outcome(_Object(usage=found[b'"usage"'], timings=found[b'"timings"']))
+
+
+def _read_outcome(fields: _Object) -> Said:
+    said = Said(error=_error(fields))
+    response = _value(fields.response)
+    usage = _value(fields.usage) or _get(response, "usage")
+    timings = _value(fields.timings)
+    if isinstance(timings, dict):
+        measured, timed = _timings(timings)
+        # All zero before the first batch of the prompt is done.
+        if timed.prompt or timed.output:
+            said.timings, said.timed = measured, timed
+    if isinstance(usage, dict):
+        said.told = _usage(usage)
+    elif fields.tokens_predicted is not _ABSENT and _value(fields.stop) is not False:
+        said.choice = _count(_value(fields.index)) or 0
+        # tokens_cached is the fill of the slot afterwards, not what was reused.
+        said.told = Tokens(
+            prompt=_count(_value(fields.tokens_evaluated)),
+            cached=said.timed.cached if said.timed else None,
+            output=_count(_value(fields.tokens_predicted)),
+        )
+    elif fields.eval_count is not _ABSENT:
+        output = _count(_value(fields.eval_count))
+        said.told = Tokens(prompt=_count(_value(fields.prompt_eval_count)), output=output)
+        prompt_s = _seconds(_value(fields.prompt_eval_duration), 1e-9)
+        output_s = _seconds(_value(fields.eval_duration), 1e-9)
+        rate = output / output_s if output and output_s else None
+        said.timings = Timings(prompt_s, rate)
+    return said
+
+
+def _usage(usage: Any) -> Tokens | None:
+    if not isinstance(usage, dict):
+        return None
+    if "input_tokens" not in usage and "cache_read_input_tokens" not in usage:
+        cached = _count(_get(usage.get("prompt_tokens_details"), "cached_tokens"))
+        output = _count(usage.get("completion_tokens", usage.get("output_tokens")))
+        return Tokens(_count(usage.get("prompt_tokens")), cached, output)
+    prompt, output = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
+        # Anthropic: input_tokens is only what came from no cache and went into none.
+        cached = _count(usage.get("cache_read_input_tokens"))
+        made = _count(usage.get("cache_creation_input_tokens"))
+        return Tokens((prompt or 0) + (cached or 0) + (made or 0), cached, output)
+    return Tokens(prompt, _count(_get(usage.get("input_tokens_details"), "cached_tokens")), output)
+
+
+def _timings(timings: dict[str, Any]) -> tuple[Timings, Tokens]:
+    cached, fresh = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
+    output = _count(timings.get("predicted_n"))
+    rate = _seconds(timings.get("predicted_per_second"), 1.0)
+    output_s = _seconds(timings.get("predicted_ms"), 1e-3)
+    if not rate and output and output > 1 and output_s:
+        rate = output / output_s
+    prompt = None if fresh is None else fresh + (cached or 0)
+    # A single token comes with a rate of 0, which is no rate.
+    return Timings(_seconds(timings.get("prompt_ms"), 1e-3), rate or None), Tokens(prompt, cached, output)
+
+
+def _error(fields: _Object) -> str | None:
+    error = _value(fields.error)
+    kind = _value(fields.type)
+    if not error:
+        if _value(fields.object) == "error" or kind == "error":
+            error = _value(fields.message) or "error"
+        elif fields.response is not _ABSENT and kind == "response.failed":
+            error = _get(_value(fields.response), "error") or "error"
+    if not error:
+        return None
+    message = error if isinstance(error, str) else _get(error, "message") or _get(error, "type")
+    return message[:_ERROR_LIMIT] if isinstance(message, str) else "error"
+
+
+_DELTA_FIELDS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "refusal",
+    "tool_calls",
+    "function_call",
+    "audio",
+)
+
+
+def _has_content(fields: _Object, choices: list[Any], kind: Any) -> bool:
+    if choices:
+        return any(
+            _get(choice, "text") or any(_get(_get(choice, "delta"), name) for name in _DELTA_FIELDS)
+            for choice in choices
+        )
+    if isinstance(kind, str):
+        if kind == "content_block_delta":
+            delta = _value(fields.delta)
+            return any(_get(delta, name) for name in ("text", "thinking", "partial_json"))
+        if kind == "content_block_start":
+            return bool(_get(_value(fields.content_block), "type") == "tool_use")
+        return kind.endswith(".delta") and bool(_value(fields.delta))
+    message = _value(fields.message)
+    if isinstance(message, dict):
+        return any(message.get(name) for name in ("content", "thinking", "tool_calls"))
+    return any(_text(raw) for raw in (fields.content, fields.response, fields.thinking))
+
+
+def _value(raw: Raw) -> Any:
+    if raw is _ABSENT:
+        return None
+    try:
+        return _any.decode(raw)
+    except _UNREADABLE:
+        return None
+
+
+def _list(raw: Raw) -> list[Any]:
+    value = _value(raw)
+    return value if isinstance(value, list) else []
+
+
+def _text(raw: Raw) -> bool:
+    value = _value(raw)
+    return isinstance(value, str) and value != ""
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens, if it can be one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _COUNT_LIMIT:
+        return None
+    return int(value)
+
+
+def _seconds(value: Any, unit: float) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+        return None
+    return value * unit
+
+
+# An event is plain when it decodes as one of these: every field that could say
+# more must be null or absent, and msgspec checks that for less than the price
+# of two searches for a substring.
+
+
+class _PlainChoice(Struct, gc=False):
+    finish_reason: None = None
+
+
+class _PlainChunk(Struct, gc=False):
+    choices: list[_PlainChoice]
+    usage: None = None
+    timings: None = None
+    error: None = None
+
+
+class _PlainNative(Struct, gc=False):
+    stop: bool
+    timings: None = None
+    error: None = None
+
+
+class _PlainBlockDelta(Struct, gc=False):
+    type: Literal["content_block_delta"]
+    error: None = None
+
+
+class _PlainDelta(Struct, gc=False):
+    type: str
+    delta: str
+    timings: None = None
+    error: None = None
+
+
+_chunk = msgspec.json.Decoder(_PlainChunk)
+_native = msgspec.json.Decoder(_PlainNative)
+_block_delta = msgspec.json.Decoder(_PlainBlockDelta)
+_delta = msgspec.json.Decoder(_PlainDelta)
+
+
+def _plain_chunk(payload: bytes) -> bool:
+    try:
+        _chunk.decode(payload)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def _plain_native(payload: bytes) -> bool:
+    try:
+        return not _native.decode(payload).stop
+    except _UNREADABLE:
+        return False
+
+
+def _plain_block_delta(payload: bytes) -> bool:
+    try:
+        _block_delta.decode(payload)
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def _plain_delta(payload: bytes) -> bool:
+    try:
+        return _delta.decode(payload).type.endswith(".delta")
+    except _UNREADABLE:
+        return False
+
+
+_PLAIN: dict[str, Callable[[bytes], bool]] = {
+    "chat": _plain_chunk,
+    "completion": _plain_chunk,
+    "native": _plain_native,
+    "messages": _plain_block_delta,
+    "responses": _plain_delta,
+}
+
+
+def plain_test(dialect: str) -> Callable[[bytes], bool] | None:
+    """The test for "one more piece of the answer and nothing else", if the dialect has one.
+
+    Exact for an end, an error, usage and timings: an event that passes has
+    none of them. Approximate for content: a role-only chunk passes too.
+    """
+    return _PLAIN.get(dialect)
