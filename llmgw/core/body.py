@@ -1,0 +1,286 @@
+"""What the gateway needs to know of a JSON request body, and the few changes it makes to it.
+
+A body is read once, into an :class:`Ask`, and otherwise passed on as it came:
+:func:`splice` replaces, adds or removes top-level members and leaves every
+other byte alone. No object tree is ever built, so the work per request is one
+linear pass at C speed, however long the prompt is.
+
+``stream`` counts only when it is JSON ``true``; ``"true"``, ``1`` and ``null``
+are left for the backend to judge, and its response's type decides.
+
+:source: OpenAI API reference (chat, completions, responses, embeddings);
+    Anthropic Messages; llama.cpp ``tools/server/README.md`` (``n_predict``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from llmgw.core.json_rules import BodyLimits, check_shape, find_members, read_members
+from llmgw.errors import InvalidRequest
+
+__all__ = [
+    "REMOVE",
+    "Ask",
+    "BodyLimits",
+    "clamp_output",
+    "estimate_tokens",
+    "read_json",
+    "splice",
+]
+
+OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+"""Keys that bound the output; the first one present gives ``Ask.max_tokens``."""
+SESSIONS = ("session_id", "prompt_cache_key")
+"""Keys that name a conversation: an own one, and OpenAI's hint for cache affinity."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """What a request asks for.
+
+    :param model: as the client wrote it, escapes decoded; ``""`` only if it need not be given.
+    :param stream: the client asked for server-sent events.
+    :param max_tokens: the client's limit on output; ``None`` if it gave none or
+        a negative one (llama.cpp's "no limit").
+    :param max_tokens_key: the key it came from, also when it was negative.
+    :param output_limits: every such key and its number, in order of precedence.
+        Backends differ in which they obey: clamp them all (:func:`clamp_output`).
+    :param include_usage: the client itself wants usage at the stream's end.
+    :param has_stream_options: ``stream_options`` is there and is an object.
+    :param n: choices asked for.
+    :param prompt_bytes: about how many bytes of text the prompt has: the body's
+        length without long base64 strings, which are images or sound.
+    :param session: a conversation id of up to 256 characters.
+    """
+
+    model: str
+    stream: bool = False
+    max_tokens: int | None = None
+    max_tokens_key: str | None = None
+    output_limits: tuple[tuple[str, int], ...] = ()
+    include_usage: bool = False
+    has_stream_options: bool = False
+    n: int = 1
+    prompt_bytes: int = 0
+    session: str | None = None
+
+
+_DEFAULTS = BodyLimits()
+_CHOICES = ("n", "n_cmpl")
+_SESSION_CHARS = 256
+_INTEGER = re.compile(rb"-?\d+")
+_NUMBER = re.compile(rb"[-\d]")
+_OPEN_BRACE, _OPEN_BRACKET, _DOUBLE_QUOTE = b'{["'
+_decode_string = msgspec.json.Decoder(str).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def read_json(
+    body: bytes, limits: BodyLimits = _DEFAULTS, *, exempt: bool = False, require_model: bool = True
+) -> Ask:
+    """Read what the gateway needs; the body itself stays as it is.
+
+    :param exempt: for routes whose bodies are long flat lists (embeddings,
+        token arrays): commas are not counted, brackets are.
+    :param require_model: whether a missing ``model`` is an error.
+    :raise InvalidRequest: for anything that is no well-formed body, whatever the bytes are.
+    """
+    if not body:
+        raise InvalidRequest("the body is empty; it must be a JSON object with 'model'", param="model")
+    if body.startswith(b"\xef\xbb\xbf"):
+        raise InvalidRequest("the body begins with a byte order mark; JSON has none")
+    shape = check_shape(body, limits, exempt=exempt)
+    if not body.isascii():
+        _check_utf8(body)
+    found = read_members(body, limits.members)
+
+    model = _model(found.get("model"), limits.model_chars, require_model)
+    _check_arrays(found, limits, shape.opened)
+    output = _output_limits(found)
+    key, most = output[0] if output else (None, -1)
+    options = _object(found.get("stream_options"))
+    return Ask(
+        model,
+        _is_true(found.get("stream")),
+        most if most >= 0 else None,
+        key,
+        output,
+        options is not None and _is_true(read_members(options).get("include_usage")),
+        options is not None,
+        _choices(found, limits.n),
+        len(body) - shape.opaque_bytes,
+        _session(found),
+    )
+
+
+def estimate_tokens(ask: Ask) -> int:
+    """Tokens of the prompt, at least 1: one per 3.5 bytes of text."""
+    return max(1, -(-2 * ask.prompt_bytes // 7))
+
+
+def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, object]:
+    """Changes for :func:`splice` after which no output limit is above ``most``.
+
+    :param key: set this one when the client gave none; the route knows which
+        (``max_output_tokens`` on ``/v1/responses``, ``n_predict`` on ``/completion``).
+    :return: empty when the client keeps the limit by itself.
+    """
+    if not ask.output_limits:
+        return {key: most}
+    return {name: most for name, value in ask.output_limits if not 0 <= value <= most}
+
+
+def _check_utf8(body: bytes) -> None:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8 (byte {error.start})") from None
+
+
+def _model(raw: msgspec.Raw | None, most: int, required: bool) -> str:
+    if raw is None or _is_null(raw):
+        if required:
+            raise InvalidRequest("'model' is missing", param="model")
+        return ""
+    # One character takes at most 12 bytes (two escapes): no need to decode more.
+    model = _string(raw) if len(raw) <= 12 * most + 2 else "x" * (most + 1)
+    if not model:
+        raise InvalidRequest("'model' must be a string that is not empty", param="model")
+    if len(model) > most:
+        raise InvalidRequest(f"'model' has more than {most} characters", param="model")
+    return model
+
+
+def _check_arrays(found: Mapping[str, msgspec.Raw], limits: BodyLimits, opened: int) -> None:
+    for name, most in (
+        ("messages", limits.messages),
+        ("tools", limits.tools),
+        ("stop", limits.stop),
+        ("stop_sequences", limits.stop),
+    ):
+        raw = found.get(name)
+        if raw is not None and _is_longer(raw, most, opened):
+            raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
+
+
+def _is_longer(raw: msgspec.Raw, most: int, opened: int) -> bool:
+    """Whether ``raw`` is an array of more than ``most`` elements.
+
+    An array that begins with an object is taken to hold objects, of which the
+    whole body has ``opened`` at most; that spares most prompts a second look.
+    """
+    text = memoryview(raw)
+    if text[0] != _OPEN_BRACKET or len(text) <= 2 * most or (text[1] == _OPEN_BRACE and opened <= most):
+        return False
+    return len(_elements(text)) > most
+
+
+def _choices(found: Mapping[str, msgspec.Raw], most: int) -> int:
+    choices = 1
+    for name in _CHOICES:
+        raw = found.get(name)
+        if raw is not None and (value := _integer(raw, name)) is not None:
+            if not 1 <= value <= most:
+                raise InvalidRequest(f"{name!r} must be 1 to {most}", param=name)
+            choices = max(choices, value)
+    return choices
+
+
+def _output_limits(found: Mapping[str, msgspec.Raw]) -> tuple[tuple[str, int], ...]:
+    given: tuple[tuple[str, int], ...] = ()
+    for name in OUTPUT_LIMITS:
+        raw = found.get(name)
+        if raw is not None and (value := _integer(raw, name)) is not None:
+            given += ((name, value),)
+    return given
+
+
+def _integer(raw: msgspec.Raw, name: str) -> int | None:
+    """A whole number, or nothing for null. ``8.0`` and ``1e3`` are whole: a backend may read them so."""
+    text = bytes(raw)
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if text == b"null":
+        return None
+    if _NUMBER.match(text) and (value := float(text)).is_integer():
+        return int(value)
+    raise InvalidRequest(f"{name!r} must be an integer", param=name)
+
+
+def _session(found: Mapping[str, msgspec.Raw]) -> str | None:
+    for name in SESSIONS:
+        raw = found.get(name)
+        if raw is not None and len(raw) <= 12 * _SESSION_CHARS + 2:
+            session = _string(raw)
+            if session and len(session) <= _SESSION_CHARS:
+                return session
+    return None
+
+
+def _string(raw: msgspec.Raw) -> str | None:
+    return _decode_string(raw) if memoryview(raw)[0] == _DOUBLE_QUOTE else None
+
+
+def _object(raw: msgspec.Raw | None) -> bytes | None:
+    return bytes(raw) if raw is not None and memoryview(raw)[0] == _OPEN_BRACE else None
+
+
+def _is_null(raw: msgspec.Raw) -> bool:
+    return len(raw) == 4 and bytes(raw) == b"null"
+
+
+def _is_true(raw: msgspec.Raw | None) -> bool:
+    return raw is not None and len(raw) == 4 and bytes(raw) == b"true"
+
+
+# --- changes ------------------------------------------------------------------
+
+
+REMOVE: Final = object()
+"""As a value for :func:`splice`: the member goes."""
+_KEEP: Final = object()
+
+_encode = msgspec.json.Encoder().encode
+
+
+def splice(body: bytes, changes: Mapping[str, object]) -> bytes:
+    """``body`` with some top-level members replaced, added or removed.
+
+    Keys are compared after decoding; a replaced member keeps the spelling of
+    its key and its place, new ones come last. Every other byte stays, white
+    space included; a removed member takes the comma before it along (the first
+    one: the comma after it).
+
+    :param changes: new values by key: anything that JSON can say, or :data:`REMOVE`.
+    :raise InvalidRequest: as :func:`read_json`, for a body that is no object or doubles a key.
+    """
+    if not changes:
+        return body
+    whole = memoryview(body)
+    found = find_members(body)
+    first = next(iter(found.values()))[0] if found else body.index(b"{") + 1
+    out: list[bytes | memoryview] = [whole[:first]]
+    before, empty = first, True
+    for key, (start, value_start, end) in found.items():
+        value = changes.get(key, _KEEP)
+        if value is not REMOVE:
+            if not empty:
+                out.append(whole[before:start])
+            if value is _KEEP:
+                out.append(whole[start:end])
+            else:
+                out += (whole[start:value_start], _encode(value))
+            empty = False
+        before = end
+    for key, value in changes.items():
+        if key not in found and value is not REMOVE:
+            if not empty:
+                out.append(b",")
+            out += (_encode(key), b":", _encode(value))
+            empty = False
+    out.append(whole[before:])
+    return b"".join(out)

@@ -1,0 +1,602 @@
+"""What is read of a JSON body, what is refused, and what a change leaves alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmgw.core import json_rules
+from llmgw.core.body import (
+    REMOVE,
+    Ask,
+    BodyLimits,
+    clamp_output,
+    estimate_tokens,
+    read_json,
+    splice,
+)
+from llmgw.core.json_rules import Shape, check_shape, find_members, read_members
+from llmgw.errors import InvalidRequest
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    """Every seam between windows is met within a few bytes."""
+    monkeypatch.setattr(json_rules, "_WINDOW", 7)
+    monkeypatch.setattr(json_rules, "_GAP", 5)
+
+
+def refused(body: bytes, **options: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        read_json(body, **options)  # type: ignore[arg-type]
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 300
+    return caught.value
+
+
+# --- what is read -------------------------------------------------------------
+
+
+def test_a_chat_request_is_read():
+    body = (
+        b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7,"n":2,'
+        b'"stream_options":{"include_usage":true},"session_id":"s1"}'
+    )
+    assert read_json(body) == Ask(
+        model="m",
+        stream=True,
+        max_tokens=7,
+        max_tokens_key="max_tokens",
+        output_limits=(("max_tokens", 7),),
+        include_usage=True,
+        has_stream_options=True,
+        n=2,
+        prompt_bytes=len(body),
+        session="s1",
+    )
+
+
+def test_only_the_model_need_be_there():
+    assert read_json(b' {\n"model" : "m" }\r\n') == Ask("m", prompt_bytes=20)
+
+
+@pytest.mark.parametrize("name", ["a/b:c@d", "two words", "模型", "😀", "M", "a\\u0062"])
+def test_model_names_are_taken_exactly(name):
+    assert read_json(json.dumps({"model": name}).encode()).model == name
+    assert read_json(json.dumps({"model": name}, ensure_ascii=False).encode()).model == name
+
+
+@pytest.mark.parametrize("layout", [(",", ":"), (", ", ": "), (" ,", " :"), (",\n\n", ":")])
+@pytest.mark.parametrize("size", [1, 40_000])
+def test_any_layout_is_read(layout, size):
+    body = json.dumps({"x": "x" * size, "model": "m", "stream": True, "y": [1, {}]}, separators=layout)
+    assert read_json(body.encode()).stream is True
+
+
+def test_escapes_in_keys_and_values_are_decoded():
+    assert read_json(rb'{"mod\u0065l":"\u006d","\u0073tream":true}') == Ask("m", stream=True, prompt_bytes=42)
+
+
+@pytest.mark.parametrize(
+    ("value", "stream"),
+    [("true", True), ("false", False), ('"true"', False), ("1", False), ("null", False), ('"tru', None)],
+)
+def test_only_json_true_is_streaming(value, stream):
+    body = b'{"model":"m","stream":%b}' % value.encode()
+    if stream is None:
+        refused(body)
+    else:
+        assert read_json(body).stream is stream
+
+
+@pytest.mark.parametrize(
+    ("members", "key", "value"),
+    [
+        ('"max_tokens":5', "max_tokens", 5),
+        ('"max_tokens":5,"max_completion_tokens":9', "max_completion_tokens", 9),
+        ('"max_output_tokens":5', "max_output_tokens", 5),
+        ('"n_predict":5', "n_predict", 5),
+        ('"max_tokens":null,"n_predict":6', "n_predict", 6),
+        ('"max_tokens":null', None, None),
+        ('"n_predict":-1', "n_predict", None),
+        ('"max_tokens":8.0', "max_tokens", 8),
+        ('"max_tokens":1e3', "max_tokens", 1000),
+        ('"max_tokens":0', "max_tokens", 0),
+    ],
+)
+def test_the_first_output_limit_present_counts(members, key, value):
+    ask = read_json(b'{"model":"m",%b}' % members.encode())
+    assert (ask.max_tokens_key, ask.max_tokens) == (key, value)
+
+
+@pytest.mark.parametrize("value", ['"5"', "5.5", "true", "[]", "{}", "1e999", "-1e999"])
+@pytest.mark.parametrize("name", ["max_tokens", "n_predict", "n"])
+def test_a_count_that_is_no_integer_is_refused(name, value):
+    assert refused(b'{"model":"m","%b":%b}' % (name.encode(), value.encode())).param == name
+
+
+@pytest.mark.parametrize(
+    ("value", "present", "wanted"),
+    [
+        ("{}", True, False),
+        ('{"include_usage":true}', True, True),
+        ('{"include_usage": false}', True, False),
+        ('{"include_usage":1}', True, False),
+        ("null", False, False),
+        ("[]", False, False),
+        ('"include_usage"', False, False),
+    ],
+)
+def test_stream_options(value, present, wanted):
+    ask = read_json(b'{"model":"m","stream_options":%b}' % value.encode())
+    assert (ask.has_stream_options, ask.include_usage) == (present, wanted)
+
+
+@pytest.mark.parametrize(
+    ("members", "session"),
+    [
+        ('"session_id":"a","prompt_cache_key":"b"', "a"),
+        ('"prompt_cache_key":"b"', "b"),
+        ('"session_id":"","prompt_cache_key":"b"', "b"),
+        ('"session_id":7', None),
+        ('"session_id":"%s"' % ("x" * 256), "x" * 256),
+        ('"session_id":"%s"' % ("x" * 257), None),
+        ('"session_id":"%s"' % ("x" * 9000), None),
+        ('"user":"u"', None),
+    ],
+)
+def test_sessions(members, session):
+    assert read_json(b'{"model":"m",%b}' % members.encode()).session == session
+
+
+def test_without_a_required_model_it_may_be_missing_but_not_wrong():
+    assert read_json(b"{}", require_model=False).model == ""
+    assert read_json(b'{"model":null}', require_model=False).model == ""
+    assert refused(b'{"model":7}', require_model=False).param == "model"
+
+
+def test_images_are_no_prompt_text():
+    text = "plain words, " * 5000
+    image = "data:image/png;base64," + "iVBORw0KGgo+/" * 5000
+    body = json.dumps(
+        {
+            "messages": [
+                {
+                    "content": [
+                        {"type": "text", "text": text},
+                        {"type": "image_url", "image_url": {"url": image}},
+                        {"type": "input_audio", "input_audio": {"data": "UklGRg" * 20000}},
+                    ]
+                }
+            ],
+            "model": "m",
+        }
+    ).encode()
+    ask = read_json(body)
+    assert len(text) < ask.prompt_bytes < len(text) + 400
+    assert estimate_tokens(ask) == -(-ask.prompt_bytes * 2 // 7)
+
+
+def test_escaped_slashes_do_not_hide_an_image():
+    body = rb'{"model":"m","x":"%b"}' % (rb"iVBO\/RwK" * 5000)
+    assert read_json(body).prompt_bytes < 100
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(0, 1), (1, 1), (7, 2), (8, 3), (3500, 1000), (3501, 1001)])
+def test_tokens_are_estimated_as_bytes_by_three_and_a_half(size, tokens):
+    assert estimate_tokens(Ask("m", prompt_bytes=size)) == tokens
+
+
+# --- what is refused ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "word", "param"),
+    [
+        (b"", "empty", "model"),
+        (b"\xef\xbb\xbf{}", "byte order mark", None),
+        (b"null", "object", None),
+        (b"[1]", "object", None),
+        (b'"x"', "object", None),
+        (b"{}", "missing", "model"),
+        (b'{"model":null}', "missing", "model"),
+        (b'{"model":""}', "empty", "model"),
+        (b'{"model":["m"]}', "string", "model"),
+        (b'{"model":7}', "string", "model"),
+        (b'{"model":"%b"}' % (b"x" * 257), "256", "model"),
+        (b'{"model":"%b"}' % (b"x" * 9999), "256", "model"),
+        (b'{"model":"m"', "byte 12", None),
+        (b'{"model":"m",}', "byte 13", None),
+        (b'{"model":"m"}x', "trailing", None),
+        (b"{'model':'m'}", "byte 1", None),
+        (b'{"model":"m","x":NaN}', "byte 17", None),
+        (b'{"model":"m","x":-Infinity}', "byte", None),
+        (b'{"model":"m","x":01}', "byte", None),
+        (b'{"model":"m","x":"a\nb"}', "byte", None),
+        (b'{"model":"m","x":"\xff"}', "UTF-8 (byte 18)", None),
+        (b'{"model":"m","x":"\xed\xa0\x80"}', "UTF-8", None),
+        (rb'{"model":"\ud800"}', "surrogate", None),
+        (rb'{"model":"m","x":["\udc00 and more text"]}', "surrogate", None),
+        (rb'{"model":"m","x":"\ud800 and more text"}', "surrogate", None),
+        (rb'{"model":"m","x":"\ud800\u0041"}', "surrogate", None),
+        (b'{"model":"m","x":%b%b}' % (b"[" * 64, b"]" * 64), "deeper than 64", None),
+        (b'{"model":"m","x":' + b"[" * 20_000, "deeper than 64", None),
+        (b"[" * 500_000, "deeper than 64", None),
+        (b'{"model":"m","x":%b}' % (b"1" * 65), "64 digits", None),
+        (b'{"model":"m","x":-0.%b}' % (b"1" * 5000), "64 digits", None),
+        (b'{"model":"m","x":[%b0]}' % (b"{}," * 60_000), "100000 structural", None),
+        (b'{"model":"m","x":[%b0]}' % (b"0," * 100_000), "100000 structural", None),
+        (b'{"model":"m","n":9}', "1 to 8", "n"),
+        (b'{"model":"m","n":0}', "1 to 8", "n"),
+        (b'{"model":"m","n":1,"n_cmpl":99}', "1 to 8", "n_cmpl"),
+        (b'{"model":"m","messages":[%b{}]}' % (b"{}," * 2048), "2048", "messages"),
+        (b'{"model":"m","messages":[%b1]}' % (b"1," * 2048), "2048", "messages"),
+        (b'{"model":"m","tools":[ %b{}]}' % (b"{} ," * 256), "256", "tools"),
+        (b'{"model":"m","stop":[%b"x"]}' % (b'"x",' * 16), "16", "stop"),
+        (b'{"model":"m","stop_sequences":[%b"x"]}' % (b'"x",' * 16), "16", "stop_sequences"),
+        (b'{"model":"m","%b":1}' % (b"k" * 257), "256 characters", None),
+        (b"{%b}" % b",".join(b'"k%d":1' % i for i in range(1025)), "1024 members", None),
+    ],
+)
+def test_refused(body, word, param):
+    error = refused(body)
+    assert word in error.message
+    assert error.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","x":%b%b}' % (b"[" * 63, b"]" * 63),
+        b'{"model":"m","x":%b}' % (b"1" * 64),
+        b'{"model":"m","x":"%b"}' % (b"1" * 5000),
+        b'{"model":"m","x":"%b"}' % (b"[{" * 5000),
+        b'{"model":"m","x":"%b"}' % (rb"\"[{" * 5000),
+        b'{"model":"m","x":"%b"}' % (rb"\\\"[{,1" * 60_000),
+        b'{"model":"m","x":"%b\\\\"}' % (rb"[{," * 60_000),
+        b'{"model":"m","x":[%b0]}' % (b"0," * 90_000),
+        b'{"model":"m","x":1e999}',
+        b'{"model":"m","messages":[%b{}]}' % (b"{}," * 2047),
+        b'{"model":"m","messages":[%b{}]}' % (b'{"content":[{"text":"a"}]},' * 2047),
+        b'{"model":"m","messages":[%b1]}' % (b"1," * 2047),
+        b'{"model":"m","messages":"x"}',
+        b'{"model":"m","tools":null,"stop":"x","stop_sequences":[]}',
+        b'{"model":"m","tools":[%b{}]}' % (b"{}," * 255),
+        b'{"model":"m","stop":[%b"x"]}' % (b'"x",' * 15),
+        b'{"model":"m","n":8}',
+        b'{"model":"m","n":null}',
+        rb'{"model":"m","x":"\ud83d\ude00"}',
+        b'{"model":"%b"}' % (rb"\ud83d\ude00" * 256),
+    ],
+)
+def test_taken_up_to_the_limits(body):
+    assert read_json(body).model
+
+
+def test_flat_lists_are_exempt_on_routes_that_say_so():
+    body = b'{"model":"m","input":[%b0]}' % (b"12345," * 200_000)
+    assert read_json(body, exempt=True).model == "m"
+    assert "structural" in refused(body).message
+
+
+def test_brackets_are_counted_even_there():
+    assert "structural" in refused(b'{"model":"m","input":[%b0]}' % (b"[]," * 100_001), exempt=True).message
+
+
+def test_a_long_number_among_short_ones_is_seen():
+    body = b'{"model":"m","input":[%b%b]}' % (b"12345," * 5000, b"1" * 65)
+    assert "digits" in refused(body, exempt=True).message
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        (b'{"model":"a","model":"b"}', "model"),
+        (b'{"model":"a","model":"a"}', "model"),
+        (rb'{"model":"a","mod\u0065l":"b"}', "model"),
+        (rb'{"mod\u0065l":"a","model":"b"}', "model"),
+        (b'{"model":"a","stream":true,"stream":false}', "stream"),
+        (b'{"model":"a","x":1,"y":2,"x":1}', "x"),
+        (b'{"model":"a","x":12,"x":1}', None),
+        (b'{"model":"a","x":1.5,"x":1,"y":3}', None),
+        (b'{"model":"a","x":[1],"x":[1],"y":3}', "x"),
+        (b'{"model":"a","x":"[, \\"y\\":3","x":"z","y":3}', "x"),
+        (b'{"":1,"":2,"model":"a"}', ""),
+        (b'{"model": "a", "x": 1, "x": 1}', "x"),
+        # The doubled member is just as long as Python's spaces would be.
+        (b'{"model":"a","":0,"":0,"y":2}', ""),
+        (b'{"model":"%b","":0,"":0,"y":2}' % (b"a" * 20_000), ""),
+        ('{"model":"a","é":1,"é":2}'.encode(), "é"),
+        (b'{"model":"a","%b":1,"%b":2}' % (b"k" * 250, b"k" * 250), "k" * 64),
+        (b'{"model":"a","stream_options":{"include_usage":true,"include_usage":false}}', "include_usage"),
+    ],
+)
+def test_doubled_keys_are_refused(body, key):
+    error = refused(body)
+    assert "stands twice" in error.message
+    assert error.param == key
+    if b"stream_options" not in body:
+        with pytest.raises(InvalidRequest, match="stands twice"):
+            splice(body, {"z": 1})
+
+
+def test_a_key_that_stands_in_two_objects_is_not_doubled():
+    assert read_json(b'{"model":"a","metadata":{"model":"b"},"x":"\\"model\\":1"}').model == "a"
+
+
+def test_exhausted_recursion_is_a_refusal():
+    body = b'{"model":"m","x":%b%b}' % (b"[" * 60, b"]" * 60)
+    outcomes = set()
+
+    def descend() -> None:
+        try:
+            descend()
+        except RecursionError:
+            pass
+        # On the way up there is little room at first, then enough.
+        try:
+            find_members(body)
+        except RecursionError:  # from our own call, before the parser's
+            return
+        except InvalidRequest as error:
+            outcomes.add(error.message)
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    try:
+        descend()
+    finally:
+        sys.setrecursionlimit(limit)
+    assert outcomes == {"the body is nested too deeply"}
+
+
+# --- against a plain parser ---------------------------------------------------
+
+
+class Pairs(list):
+    """An object as the plain parser met it, doubled keys and all."""
+
+
+def reference(body: bytes, limits: BodyLimits) -> str | None:
+    """The model, or ``None`` when the body must be refused: by building everything."""
+
+    def refuse(_: str) -> None:
+        raise ValueError
+
+    def depth(value: object) -> int:
+        if isinstance(value, Pairs):
+            return 1 + max((depth(v) for _, v in value), default=0)
+        if isinstance(value, list):
+            return 1 + max(map(depth, value), default=0)
+        return 0
+
+    def sound(value: object) -> None:
+        if isinstance(value, str):
+            value.encode()
+        elif isinstance(value, list | tuple):
+            for item in value:
+                sound(item)
+
+    try:
+        text = body.decode()
+        pairs = json.loads(text, parse_constant=refuse, object_pairs_hook=Pairs)
+        sound(pairs)
+    except (ValueError, RecursionError):
+        return None
+    outside = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    if (
+        not isinstance(pairs, Pairs)
+        or depth(pairs) > limits.depth
+        or len(re.findall(r"[{[,]", outside)) > limits.structural
+        or re.search(rf"\d{{{limits.number_digits + 1}}}", outside)
+        or any(a == b for a, b in pairwise(sorted(key for key, _ in pairs)))
+    ):
+        return None
+    model = dict(pairs).get("model")
+    if model is None:
+        return ""
+    return model if isinstance(model, str) and model else None
+
+
+def verdict(body: bytes, limits: BodyLimits) -> str | None:
+    try:
+        return read_json(body, limits, require_model=False).model
+    except InvalidRequest:
+        return None
+
+
+TIGHT = BodyLimits(depth=4, structural=12, number_digits=5)
+FRAGMENTS = [
+    *'{}[],:"\\ 1',
+    *('\\"', "\\\\", "\\n", "\\u0065", "\\ud800", "\\udc00", "\\ud83d\\ude00", "é", "\n", "\x00"),
+    *('"model":"m"', '"mod\\u0065l":"m"', '"model"', '"x":1', '"y":[', '"":{}', '"a,b[":"{"', ',"x":12'),
+    *("12345", "123456", "-1.5e3", "1e9", "true", "null", "NaN", "long text without quotes "),
+]
+soup = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map(lambda parts: "".join(parts).encode())
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9999999, 9999999) | st.text(max_size=12) | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+names = st.sampled_from(["model", "stream", "x", "y", "a\\", '"', "é", ""])
+
+
+@st.composite
+def objects(draw):
+    """JSON text whose keys may be doubled or escaped, in any layout."""
+    members = draw(st.lists(st.tuples(names, values), max_size=4))
+    space = draw(st.sampled_from(["", " ", "\n\t"]))
+    out = []
+    for name, value in members:
+        ascii_only = draw(st.booleans())
+        key = json.dumps(name, ensure_ascii=ascii_only)
+        if draw(st.booleans()):
+            key = key.replace("o", "\\u006f").replace("x", "\\u0078")
+        layout = draw(st.sampled_from([None, (",", ":"), (" , ", " : ")]))
+        out.append(key + space + ":" + json.dumps(value, separators=layout, ensure_ascii=ascii_only))
+    return (space + "{" + space + (space + "," + space).join(out) + "}" + space).encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(body=soup, wrapped=st.booleans())
+def test_soup_is_judged_as_a_plain_parser_would(body, wrapped):
+    body = b'{"k":[%b]}' % body if wrapped else body
+    if not body:
+        return
+    assert verdict(body, TIGHT) == reference(body, TIGHT)
+
+
+@settings(max_examples=400, deadline=None)
+@given(body=objects(), window=st.sampled_from([3, 7, 16384]))
+def test_objects_are_judged_as_a_plain_parser_would(body, window):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_rules, "_WINDOW", window)
+        patch.setattr(json_rules, "_GAP", 4)
+        for limits in (TIGHT, BodyLimits()):
+            assert verdict(body, limits) == reference(body, limits)
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=soup, window=st.integers(2, 9))
+def test_seams_between_windows_change_nothing(body, window):
+    body = b'{"k":"%b"}' % body
+    if not body:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_rules, "_WINDOW", window)
+        patch.setattr(json_rules, "_GAP", 3)
+        assert verdict(body, TIGHT) == reference(body, TIGHT)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=60))
+def test_no_bytes_break_it(data):
+    assert verdict(data, BodyLimits()) == (reference(data, BodyLimits()) if data else None)
+    verdict(b'{"model":"m","x":"' + data, BodyLimits())
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("run", range(12))
+def test_runs_of_backslashes_end_strings_or_do_not(run):
+    text = b"b" * 9 + b"\\" * run
+    body = b'{"k":"%b","x":[[[[1]]]]}' % text
+    assert verdict(body, TIGHT) == reference(body, TIGHT) is None
+    body = b'{"k":"%b[[[[[[","x":1}' % text
+    assert verdict(body, TIGHT) == reference(body, TIGHT)
+
+
+def test_few_and_many_escapes_are_read_alike():
+    for filler in (b"word word word " * 40, rb"\n\"\\"):
+        for end, closes in ((rb"\\", True), (rb"\"", False)):
+            body = b'{"model":"m","x":"%b%b","y":%b}' % (filler * 50, end, b"[" * 64 + b"]" * 64)
+            refused(body)
+            shape = check_shape(body.replace(b"[", b""), BodyLimits())
+            assert shape.opened == 1, closes
+
+
+# --- changes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "changes", "after"),
+    [
+        (b'{"model":"a"}', {}, b'{"model":"a"}'),
+        (b'{"model":"a"}', {"model": "b"}, b'{"model":"b"}'),
+        (b' { "model" : "a" , "x":1e1 } \n', {"model": "b"}, b' { "model" : "b" , "x":1e1 } \n'),
+        (rb'{"mod\u0065l":"a"}', {"model": "b"}, rb'{"mod\u0065l":"b"}'),
+        (b'{"a":{"model":1},"model":"a"}', {"model": "b"}, b'{"a":{"model":1},"model":"b"}'),
+        (b'{"a":1}', {"b": {"c": [True, None]}}, b'{"a":1,"b":{"c":[true,null]}}'),
+        (b"{}", {"b": 2}, b'{"b":2}'),
+        (b" { } ", {"b": 2, "c": 3}, b' {"b":2,"c":3 } '),
+        (b'{"a":1, "b":2 }', {"b": REMOVE}, b'{"a":1 }'),
+        (b'{ "a":1, "b":2, "c":3}', {"a": REMOVE}, b'{ "b":2, "c":3}'),
+        (b'{"a":1, "b":2, "c":3}', {"b": REMOVE}, b'{"a":1, "c":3}'),
+        (b'{"a":1, "b":2, "c":3}', {"a": REMOVE, "b": REMOVE}, b'{"c":3}'),
+        (b'{"a":1,"b":2}', {"a": REMOVE, "b": REMOVE}, b"{}"),
+        (b'{"a":1}', {"a": REMOVE, "b": 5}, b'{"b":5}'),
+        (b'{"a":1}', {"z": REMOVE}, b'{"a":1}'),
+        (b'{"a":1,"b":2}', {"a": REMOVE, "b": 3}, b'{"b":3}'),
+        (b'{"a":1}', {'q"': "é"}, '{"a":1,"q\\"":"é"}'.encode()),
+    ],
+)
+def test_splice(body, changes, after):
+    assert splice(body, changes) == after
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=objects(), changes=st.dictionaries(names, values | st.just(REMOVE), max_size=3))
+def test_a_change_leaves_every_other_member_as_it_stood(body, changes):
+    try:
+        before = find_members(body)
+    except InvalidRequest:
+        return
+    changes = json_safe(changes)
+    spliced = splice(body, changes)
+    after = find_members(spliced)
+    kept = [key for key in before if changes.get(key) is not REMOVE]
+    added = [key for key in changes if key not in before and changes[key] is not REMOVE]
+    assert list(after) == kept + added
+    for key, (_, start, end) in after.items():
+        if key in changes:
+            assert json.loads(spliced[start:end]) == changes[key]
+        else:
+            assert spliced[start:end] == body[before[key][1] : before[key][2]]
+    if not changes or changes.keys().isdisjoint(before.keys() | added):
+        assert spliced == body
+
+
+def json_safe(changes):
+    """NaN is not JSON, lone surrogates are not UTF-8."""
+
+    def safe(value):
+        return json.loads(re.sub(r"NaN|-?Infinity|\\ud[89a-f]..", "0", json.dumps(value)))
+
+    return {key: value if value is REMOVE else safe(value) for key, value in changes.items()}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":1,"a":2}'])
+def test_splicing_what_is_no_object_is_refused(body):
+    with pytest.raises(InvalidRequest):
+        splice(body, {"model": "b"})
+
+
+def test_spans_and_values_agree():
+    body = b'{ "a" : [1, 2], "b":"x" }'
+    values = read_members(body)
+    assert {key: body[start:end] for key, (_, start, end) in find_members(body).items()} == {
+        key: bytes(value) for key, value in values.items()
+    }
+
+
+def test_shape_counts_openers_outside_strings():
+    assert check_shape(b'{"a":[{},"[[[{"]}', BodyLimits()) == Shape(opened=3, opaque_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("members", "changes"),
+    [
+        ("", {"max_tokens": 100}),
+        ('"max_tokens":50', {}),
+        ('"max_tokens":100', {}),
+        ('"max_tokens":101', {"max_tokens": 100}),
+        ('"max_tokens":null', {"max_tokens": 100}),
+        ('"n_predict":-1', {"n_predict": 100}),
+        ('"max_tokens":5,"n_predict":-1', {"n_predict": 100}),
+        ('"max_completion_tokens":1e9,"max_tokens":300', {"max_completion_tokens": 100, "max_tokens": 100}),
+    ],
+)
+def test_every_output_limit_is_clamped(members, changes):
+    body = b'{"model":"m"%b}' % (b"," + members.encode() if members else b"")
+    assert clamp_output(read_json(body), 100) == changes
+
+
+def test_an_absent_output_limit_is_set_by_the_routes_own_key():
+    assert clamp_output(Ask("m"), 9, "n_predict") == {"n_predict": 9}
