@@ -1,0 +1,362 @@
+"""The circuit breaker of one backend and one model.
+
+::
+
+    CLOSED     --5 in a row, or half of 20 and more in 30 s-->  OPEN
+    OPEN       --5 s x 2^k, 60 s at most, +-20 %-->             HALF_OPEN
+    HALF_OPEN  --3 trials passed-->                             SLOW_START
+    HALF_OPEN  --1 failure-->                                   OPEN
+    SLOW_START --30 s, warmth 10 % to 100 %-->                  CLOSED
+    SLOW_START --as CLOSED-->                                   OPEN
+
+``k`` is the number of openings in the last ten minutes. What a breaker cannot
+know, the size of its pool and how many of it are out already, the caller says.
+
+Three rules that others learnt the hard way:
+
+- A result counts only if its request started after the last opening. Hundreds
+  of requests that were under way when the breaker opened end in failure one
+  after another; they say nothing new.
+- A trial answers its question with its first token, since streams run for
+  minutes. Aborted without one, it frees its place and proves nothing. One that
+  stays silent for ``open_cap_s`` no longer keeps others out.
+- Active probes may stand for all trials but the last: a health endpoint can be
+  well while the real one fails.
+
+Time is monotonic and handed in; transitions by time happen when somebody looks.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Mapping
+from random import Random
+
+from msgspec import Struct
+
+STEPS = 10
+"""Steps that a :class:`Tally` divides its window into."""
+
+
+class State(enum.Enum):
+    """Where a breaker stands."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    SLOW_START = "slow_start"
+
+
+class Turn(enum.Enum):
+    """What moves a breaker from one state to another."""
+
+    TRIP = "trip"
+    COOL = "cool"
+    PROVE = "prove"
+    WARM = "warm"
+
+
+TRANSITIONS: Mapping[tuple[State, Turn], State] = {
+    (State.CLOSED, Turn.TRIP): State.OPEN,
+    (State.OPEN, Turn.TRIP): State.OPEN,  # the only one of its pool, refused once more
+    (State.OPEN, Turn.COOL): State.HALF_OPEN,
+    (State.HALF_OPEN, Turn.TRIP): State.OPEN,
+    (State.HALF_OPEN, Turn.PROVE): State.SLOW_START,
+    (State.SLOW_START, Turn.TRIP): State.OPEN,
+    (State.SLOW_START, Turn.WARM): State.CLOSED,
+}
+"""Every legal transition; any other raises :class:`KeyError` and changes nothing."""
+
+
+class BreakerRules(Struct, frozen=True):
+    """Thresholds and times; the ``[breaker]`` table.
+
+    :param consecutive: failures in a row that open.
+    :param ratio: share of failures that opens, given ``ratio_min`` results in ``window_s``.
+    :param open_s: length of the first opening; doubled by each one in ``decay_s``.
+    :param open_cap_s: the longest opening, before jitter.
+    :param jitter: openings vary by this share up or down.
+    :param successes: trials that must pass while half-open.
+    :param slow_start_s: time from ``slow_start_floor`` to full weight.
+    :param slow_start_floor: share of its weight that a backend begins with.
+    :param decay_s: how long an opening is held against the backend.
+    :param max_ejected: share of a pool that may be out at a time; one always may if there are two.
+    :param panic: with less than this share of a pool available, passive ejections are ignored.
+    :param lone_open_s: pause of a pool's only backend after it refused a connection.
+    :param fall: dead health reports in a row that take a backend out.
+    :param rise: good ones in a row that bring it back.
+    :raise ValueError: a value makes no sense; the message names the field.
+    """
+
+    consecutive: int = 5
+    ratio: float = 0.5
+    ratio_min: int = 20
+    window_s: float = 30.0
+    open_s: float = 5.0
+    open_cap_s: float = 60.0
+    jitter: float = 0.2
+    successes: int = 3
+    slow_start_s: float = 30.0
+    slow_start_floor: float = 0.1
+    decay_s: float = 600.0
+    max_ejected: float = 0.5
+    panic: float = 0.5
+    lone_open_s: float = 1.0
+    fall: int = 3
+    rise: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("consecutive", "ratio_min", "successes", "fall", "rise"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more")
+        for name in ("window_s", "open_s", "open_cap_s", "decay_s", "lone_open_s", "slow_start_floor"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        for name in ("ratio", "jitter", "max_ejected", "panic", "slow_start_floor"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1")
+        if not self.slow_start_s >= 0:
+            raise ValueError("slow_start_s must be 0 or more")
+
+
+class Tally:
+    """Counts events, and the marked ones among them, over the last ``window_s``.
+
+    The window moves in :data:`STEPS` steps, so it covers between nine tenths and
+    the whole of ``window_s``, at a cost that does not depend on the rate.
+    """
+
+    __slots__ = ("_step_s", "_steps", "marked", "total")
+
+    def __init__(self, window_s: float) -> None:
+        self.total = 0
+        self.marked = 0
+        self._step_s = window_s / STEPS
+        self._steps: deque[list[int]] = deque()
+
+    def add(self, now_s: float, total: int, marked: int) -> None:
+        """Count ``total`` events of which ``marked`` are marked (or marks alone)."""
+        step = self.roll(now_s)
+        steps = self._steps
+        if not steps or steps[-1][0] != step:
+            steps.append([step, 0, 0])
+        newest = steps[-1]
+        newest[1] += total
+        newest[2] += marked
+        self.total += total
+        self.marked += marked
+
+    def roll(self, now_s: float) -> int:
+        """Forget what is too old.
+
+        :return: the number of the present step.
+        """
+        step = int(now_s // self._step_s)
+        steps = self._steps
+        while steps and steps[0][0] <= step - STEPS:
+            _, total, marked = steps.popleft()
+            self.total -= total
+            self.marked -= marked
+        return step
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._steps.clear()
+        self.total = self.marked = 0
+
+
+def ramp(elapsed_s: float, over_s: float, floor: float) -> float:
+    """Warmth after ``elapsed_s`` of a slow start that takes ``over_s``: ``floor`` to 1."""
+    if elapsed_s >= over_s:
+        return 1.0
+    return floor + (1.0 - floor) * max(0.0, elapsed_s) / over_s
+
+
+class Breaker:
+    """Says whether a backend may be tried for a model.
+
+    Every request begins with :meth:`started`, whose ticket comes back with
+    exactly one of :meth:`success`, :meth:`failure` and :meth:`neutral`.
+
+    :ivar state: the state as of the last look; :meth:`current` looks.
+    :ivar refused: the last opening was caused by a refused connection.
+    """
+
+    __slots__ = (
+        "_before",
+        "_dice",
+        "_needed",
+        "_openings",
+        "_passed",
+        "_rules",
+        "_since_s",
+        "_streak",
+        "_tally",
+        "_ticket",
+        "_trial",
+        "_trial_s",
+        "_until_s",
+        "refused",
+        "state",
+    )
+
+    def __init__(self, rules: BreakerRules, dice: Random) -> None:
+        self.state = State.CLOSED
+        self.refused = False
+        self._rules = rules
+        self._dice = dice
+        self._since_s = 0.0
+        self._until_s = 0.0
+        self._streak = 0
+        self._tally = Tally(rules.window_s)
+        self._openings: deque[float] = deque()
+        self._ticket = 0
+        self._before = 0  # tickets up to this one are from before the last opening
+        self._trial = 0  # ticket of the running trial, 0 for none
+        self._trial_s = 0.0
+        self._passed = 0
+        self._needed = rules.successes
+
+    # --- questions ----------------------------------------------------------------
+
+    def current(self, now_s: float) -> State:
+        """Where it stands now, with the transitions that time has brought."""
+        if self.state is State.OPEN and now_s >= self._until_s:
+            self._turn(Turn.COOL, now_s)
+            self._trial = 0
+            self._passed = 0
+        elif self.state is State.SLOW_START and now_s >= self._since_s + self._rules.slow_start_s:
+            self._turn(Turn.WARM, now_s)
+        return self.state
+
+    def allows(self, now_s: float, alone: bool = False) -> bool:
+        """May a request be sent now?
+
+        :param alone: the backend is its pool's only one. Then only a refused
+            connection keeps requests off, for a second at a time: where there
+            is no alternative, a try can only win.
+        """
+        state = self.current(now_s)
+        if state is State.CLOSED or state is State.SLOW_START:
+            return True
+        if alone and not self.refused:
+            return True
+        patience_s = self._rules.lone_open_s if alone else self._rules.open_cap_s
+        if state is State.HALF_OPEN:
+            return self._trial == 0 or now_s >= self._trial_s + patience_s
+        return alone and now_s >= self._since_s + patience_s
+
+    def warmth(self, now_s: float) -> float:
+        """Share of its weight that the backend should get, 1 when it is not in slow start."""
+        if self.current(now_s) is State.SLOW_START:
+            return ramp(now_s - self._since_s, self._rules.slow_start_s, self._rules.slow_start_floor)
+        return 1.0
+
+    def opens_again_s(self, now_s: float) -> float:
+        """Seconds until the next trial, 0 if one may go now or nothing is closed off."""
+        return self._until_s - now_s if self.current(now_s) is State.OPEN else 0.0
+
+    # --- what happens -------------------------------------------------------------
+
+    def started(self, now_s: float) -> int:
+        """A request goes out. While half-open it is the trial.
+
+        :return: the ticket to give back with its result.
+        """
+        self._ticket += 1
+        if self.current(now_s) is State.HALF_OPEN:
+            self._trial = self._ticket
+            self._trial_s = now_s
+        return self._ticket
+
+    def first_token(self, now_s: float, ticket: int) -> None:
+        """The request showed its first token: a trial has passed, nothing else changes."""
+        if ticket == self._trial:
+            self._trial_passed(now_s)
+
+    def success(self, now_s: float, ticket: int) -> None:
+        """The request was answered in full."""
+        if ticket == self._trial:
+            self._trial_passed(now_s)
+        elif ticket > self._before and self.current(now_s) in (State.CLOSED, State.SLOW_START):
+            self._streak = 0
+            self._tally.add(now_s, 1, 0)
+
+    def neutral(self, ticket: int) -> None:
+        """The request ended and says nothing about the backend; a trial frees its place."""
+        if ticket == self._trial:
+            self._trial = 0
+
+    def failure(
+        self,
+        now_s: float,
+        ticket: int,
+        *,
+        refused: bool = False,
+        alone: bool = False,
+        may_open: bool = True,
+    ) -> None:
+        """The request failed through the backend's fault.
+
+        The ratio is looked at here and not at successes: those that come after
+        a bad spell must not be what opens it.
+
+        :param refused: nobody listened.
+        :param alone: the backend is its pool's only one.
+        :param may_open: the pool can spare it.
+        """
+        if ticket <= self._before:
+            return
+        state = self.current(now_s)
+        self.neutral(ticket)
+        if state is State.CLOSED or state is State.SLOW_START:
+            self._streak += 1
+            self._tally.add(now_s, 1, 1)
+        if alone:
+            if refused:
+                self._open(now_s, self._rules.lone_open_s, refused=True, needed=1)
+        elif state is State.HALF_OPEN or (may_open and state is not State.OPEN and self._is_too_much()):
+            self._open(now_s, self._next_opening_s(now_s), refused=refused, needed=self._rules.successes)
+
+    def probed(self, now_s: float) -> None:
+        """An active health check found the backend well."""
+        if self.current(now_s) is State.HALF_OPEN and self._passed < self._needed - 1:
+            self._passed += 1
+
+    # --- inside -------------------------------------------------------------------
+
+    def _turn(self, turn: Turn, now_s: float) -> None:
+        self.state = TRANSITIONS[self.state, turn]
+        self._since_s = now_s
+
+    def _trial_passed(self, now_s: float) -> None:
+        self._trial = 0
+        self._passed += 1
+        if self._passed >= self._needed:
+            self._turn(Turn.PROVE, now_s)
+
+    def _is_too_much(self) -> bool:
+        rules, tally = self._rules, self._tally
+        if self._streak >= rules.consecutive:
+            return True
+        return tally.total >= rules.ratio_min and tally.marked >= rules.ratio * tally.total
+
+    def _next_opening_s(self, now_s: float) -> float:
+        rules, openings = self._rules, self._openings
+        while openings and openings[0] <= now_s - rules.decay_s:
+            openings.popleft()
+        doublings = min(len(openings), 32)  # beyond it only an overflow waits
+        openings.append(now_s)
+        swing = 1.0 + rules.jitter * (2.0 * self._dice.random() - 1.0)
+        return min(rules.open_s * 2.0**doublings, rules.open_cap_s) * swing
+
+    def _open(self, now_s: float, for_s: float, *, refused: bool, needed: int) -> None:
+        self._turn(Turn.TRIP, now_s)
+        self.refused = refused
+        self._until_s = now_s + for_s
+        self._before = self._ticket
+        self._trial = 0
+        self._needed = needed
+        self._streak = 0
+        self._tally.clear()

@@ -1,0 +1,359 @@
+"""Who serves what, who may be asked now, and who holds what.
+
+:meth:`Fleet.candidates` applies the hard constraints, a router chooses among
+what is left, :meth:`Fleet.lease` counts the request in. All three happen in one
+turn of the reactor, so nothing is ever checked and acted upon later.
+
+The rules of a pool (all members that serve one model and do not drain):
+
+- At most half of it is ejected, but one always may be if there are two.
+- The only member of a pool is never ejected. Only a refused connection keeps
+  requests off it, for a second at a time.
+- Panic: with under half of a pool available, the cause is more likely ours or
+  the network's than theirs, and half a fleet cannot carry the whole load.
+  Passive ejections are then ignored; refused health checks are not.
+
+Messages of the errors raised here go to clients and hold no addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from math import inf
+from random import Random
+from typing import Any
+
+from msgspec import Struct
+
+from llmgw.core.breaker import BreakerRules, State
+from llmgw.core.lease import Lease
+from llmgw.core.member import CHECK_S, NO_LIMIT, BackendSpec, Down, Member, Standing
+from llmgw.core.retry import retry_after
+from llmgw.errors import (
+    ContextLengthExceeded,
+    GatewayError,
+    ModelLoading,
+    ModelNotFound,
+    NoBackend,
+    Overloaded,
+)
+from llmgw.values import (
+    Backend,
+    Event,
+    HealthChanged,
+    HealthReport,
+    Request,
+    Started,
+)
+
+__all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing"]
+
+WORST_FIRST = (State.OPEN, State.HALF_OPEN, State.SLOW_START, State.CLOSED)
+
+
+class _Pool(Struct):
+    """The members of one model.
+
+    :param members: those that do not drain.
+    :param widest: the largest window among them.
+    :param known: the largest window, draining members included.
+    """
+
+    members: tuple[Member, ...]
+    widest: int
+    known: int
+
+
+class Fleet:
+    """All backends of this process.
+
+    :param dice: for jitter alone.
+    :ivar observe: gets every event, in order; must not raise.
+    :ivar panics: how many choices were made in panic.
+    :ivar heard_s: the latest time anybody told.
+    """
+
+    def __init__(self, rules: BreakerRules, dice: Random) -> None:
+        self.observe: Callable[[Event], None] = _ignore
+        self.panics = 0
+        self.heard_s = -inf
+        self._rules = rules
+        self._dice = dice
+        self._members: dict[str, Member] = {}
+        self._served = False
+        self._models: dict[str, tuple[str, ...]] = {}
+        self._pools: dict[str, _Pool] = {}
+        self._any_name: _Pool | None = None
+
+    # --- who is there -------------------------------------------------------------
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """By id; removed ones stay until their last lease is back."""
+        return self._members
+
+    def put(self, spec: BackendSpec, now_s: float) -> None:
+        """Add a backend, or change the settings of the one with that id.
+
+        A changed URL is another server: it begins with an empty profile, while
+        requests to the old one run on. One that joins a fleet at work starts
+        slowly: its cache is cold and nothing is known of it.
+        """
+        old = self._members.get(spec.id)
+        if old is not None and old.spec.url == spec.url:
+            old.removed = False
+            old.configure(spec)
+        else:
+            member = self._members[spec.id] = Member(spec, self._rules, self._dice)
+            if old is not None:
+                old.removed = True
+                member.draining = old.draining
+            if self._served:
+                member.cool(now_s)
+        self._index()
+
+    def remove(self, backend_id: str, now_s: float) -> None:
+        """No new requests go there; it is forgotten when the last one under way ends."""
+        self.heard_s = now_s
+        member = self._members.get(backend_id)
+        if member is not None:
+            member.removed = True
+            self.returned(member)
+            self._index()
+
+    def drain(self, backend_id: str) -> None:
+        """Send no new requests there until :meth:`undrain`.
+
+        :raise KeyError: no such backend.
+        """
+        self._members[backend_id].draining = True
+        self._index()
+
+    def undrain(self, backend_id: str) -> None:
+        """:raise KeyError: no such backend."""
+        self._members[backend_id].draining = False
+        self._index()
+
+    def report(self, backend_id: str, report: HealthReport, now_s: float) -> None:
+        """Take in a health report; one about a backend that is gone is ignored."""
+        self.heard_s = now_s
+        member = self._members.get(backend_id)
+        if member is None:
+            return
+        if member.report(report, now_s):
+            self._index()
+        self.observe(HealthChanged(backend_id, now_s, report))
+
+    # --- what is served -----------------------------------------------------------
+
+    def models(self, now_s: float) -> dict[str, tuple[str, ...]]:
+        """Model names to ids of the backends that are known to serve them.
+
+        Draining and dead ones are named too: the model exists, if nobody may
+        be asked for it now.
+
+        :param now_s: not used; the answer does not depend on time.
+        """
+        return dict(self._models)
+
+    def serves(self, model: str) -> bool:
+        """Some backend has the model, or has not told yet what it has."""
+        return model in self._pools or self._any_name is not None
+
+    def candidates(
+        self,
+        request: Request,
+        now_s: float,
+        *,
+        exclude: Set[str] = frozenset(),
+        exact_tokens: int | None = None,
+    ) -> list[Backend]:
+        """Backends that may take ``request`` now; never empty.
+
+        :param exclude: ids that this request has tried.
+        :param exact_tokens: a counted prompt. Only on a count is a request
+            refused as too long; an estimate goes to the largest window.
+        :raise ModelNotFound: nobody serves the model.
+        :raise ContextLengthExceeded: no window of the model is large enough.
+        :raise Overloaded: all that could are at their cap, or asked for a pause.
+        :raise ModelLoading: all that could are loading.
+        :raise NoBackend: the rest.
+        """
+        self.heard_s = now_s
+        model = request.model
+        pool = self._pools.get(model, self._any_name)
+        if pool is None:
+            raise self._unknown(model)
+        need = request.prompt_tokens if exact_tokens is None else exact_tokens
+        if need > pool.widest:
+            if exact_tokens is None:
+                need = pool.widest
+            elif need > pool.known:
+                raise ContextLengthExceeded(
+                    f"The prompt has {need} tokens; the largest context of model {model!r} is {pool.known}."
+                )
+        takers: Sequence[Member] = pool.members
+        for member in takers:
+            if not member.quiet:
+                takers = self._standing_ready(pool.members, model, now_s)
+                break
+        found = [
+            member.backend
+            for member in takers
+            if member.window >= need and member.view.in_flight < member.cap and member.spec.id not in exclude
+        ]
+        if found:
+            return found
+        untried = [each for each in pool.members if each.window >= need and each.spec.id not in exclude]
+        raise self._nobody(model, untried, takers, len(pool.members) == 1, now_s)
+
+    # --- who holds what -----------------------------------------------------------
+
+    def lease(self, backend_id: str, request: Request, now_s: float) -> Lease:
+        """Count ``request`` in at a backend that was chosen in this turn.
+
+        :raise NoBackend: it is not there any more.
+        """
+        member = self._members.get(backend_id)
+        if member is None or member.removed:
+            raise NoBackend(
+                "The chosen backend has just been removed.", retry_after_s=retry_after(1.0, self._dice)
+            )
+        self.heard_s = now_s
+        self._served = True
+        self.observe(Started(request.id, backend_id, now_s))
+        return Lease(self, member, request, now_s)
+
+    def room(self, member: Member, model: str) -> tuple[bool, bool]:
+        """For leases: is ``member`` its pool's only one, and may it be ejected."""
+        pool = self._pools.get(model, self._any_name)
+        if pool is None or member not in pool.members:
+            return False, True
+        size = len(pool.members)
+        out = sum(other.is_ejected(model) for other in pool.members if other is not member)
+        return size == 1, out < max(1, int(self._rules.max_ejected * size))
+
+    def returned(self, member: Member) -> None:
+        """For leases: ``member`` may have lost its last one."""
+        key = member.spec.id
+        if member.removed and not member.leases and self._members.get(key) is member:
+            del self._members[key]
+
+    def snapshot(self, now_s: float) -> list[dict[str, Any]]:
+        """Everything about every member in plain values, for ``/api/state``."""
+        return [self._picture(member, now_s) for member in self._members.values()]
+
+    # --- inside -------------------------------------------------------------------
+
+    def _index(self) -> None:
+        present = [member for member in self._members.values() if not member.removed]
+        names: dict[str, list[str]] = {}
+        for member in present:
+            for name in member.models or ():
+                names.setdefault(name, []).append(member.spec.id)
+        self._models = {name: tuple(ids) for name, ids in sorted(names.items())}
+        self._pools = {
+            name: _pool([m for m in present if m.models is None or name in m.models]) for name in self._models
+        }
+        silent = [member for member in present if member.models is None]
+        self._any_name = _pool(silent) if silent else None
+
+    def _standing_ready(self, members: Sequence[Member], model: str, now_s: float) -> list[Member]:
+        """Those who may be asked, and in panic those who are merely ejected."""
+        alone = len(members) == 1
+        ready: list[Member] = []
+        ejected: list[Member] = []
+        for member in members:
+            standing = Standing.READY if member.quiet else member.standing(model, now_s, alone)
+            if standing is Standing.READY:
+                ready.append(member)
+            elif standing is Standing.EJECTED:
+                ejected.append(member)
+        if ejected and not alone and len(ready) < self._rules.panic * len(members):
+            self.panics += 1
+            for member in ejected:
+                member.admit(model, now_s)
+            ready += ejected
+        return ready
+
+    def _unknown(self, model: str) -> GatewayError:
+        if not self._members:
+            return NoBackend("There is no backend now.", retry_after_s=retry_after(CHECK_S, self._dice))
+        return ModelNotFound(f"The model {model!r} does not exist.", param="model")
+
+    def _nobody(
+        self, model: str, untried: list[Member], takers: Sequence[Member], alone: bool, now_s: float
+    ) -> GatewayError:
+        """Why none of ``untried`` can be had, with the time until the first one might be."""
+        free: list[float] = []
+        loaded: list[float] = []
+        back: list[float] = [CHECK_S]
+        for member in untried:
+            standing = Standing.READY if member in takers else member.standing(model, now_s, alone)
+            if standing is Standing.READY:
+                free.append(member.free_in_s())
+            elif standing is Standing.BUSY:
+                free.append(member.busy_until_s - now_s)
+            elif standing is Standing.LOADING:
+                loaded.append(member.loaded_in_s(now_s))
+            elif standing is Standing.EJECTED:
+                back.append(member.back_in_s(model, now_s))
+        what: type[GatewayError]
+        if free:
+            what, text, wait_s = Overloaded, f"All backends of model {model!r} are busy.", min(free)
+        elif loaded:
+            what, text, wait_s = ModelLoading, f"The model {model!r} is being loaded.", min(loaded)
+        else:
+            what, text, wait_s = NoBackend, f"No backend of model {model!r} can be reached now.", min(back)
+        return what(text, retry_after_s=retry_after(wait_s, self._dice))
+
+    def _picture(self, member: Member, now_s: float) -> dict[str, Any]:
+        spec, view, models = member.spec, member.profile.view, member.models
+        states = {name: breaker.current(now_s) for name, breaker in member.breakers.items()}
+        standings = [member.standing(name, now_s, self.room(member, name)[0]) for name in models or ("",)]
+        standing = Standing.READY if Standing.READY in standings else standings[0]
+        overall = next(each for each in WORST_FIRST if each in states.values() or each is State.CLOSED)
+        available = standing is Standing.READY and not member.draining and not member.removed
+        return {
+            "id": spec.id,
+            "url": spec.url,
+            "models": None if models is None else list(models),
+            "in_flight": view.in_flight,
+            "cap": member.cap,
+            "slots": member.backend.slots,
+            "busy_slots": view.busy_slots,
+            "deferred": view.deferred,
+            "kv_use": view.kv_use,
+            "gpu_use": view.gpu_use,
+            "ttft_s": view.ttft_s,
+            "ttft_samples": view.ttft_samples,
+            "token_rate": view.token_rate,
+            "prefill_rate": view.prefill_rate,
+            "failure_streak": view.failure_streak,
+            "breaker": overall.value,
+            "breakers": {name: state.value for name, state in states.items()},
+            "standing": standing.value,
+            "available": available,
+            "warmth": view.warmth,
+            "draining": member.draining,
+            "removed": member.removed,
+            "loading": standing is Standing.LOADING,
+            "kind": member.kind,
+            "context_length": member.backend.context_length,
+            "weight": spec.weight,
+            "labels": dict(spec.labels),
+            "detail": "" if member.health is None else member.health.detail,
+        }
+
+
+def _pool(members: list[Member]) -> _Pool:
+    takers = tuple(member for member in members if not member.draining)
+    return _Pool(
+        takers,
+        max((member.window for member in takers), default=NO_LIMIT),
+        max(member.window for member in members),
+    )
+
+
+def _ignore(event: Event) -> None:
+    """Where events go until somebody wants them."""

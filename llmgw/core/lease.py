@@ -1,0 +1,143 @@
+"""One request's hold on one backend, and what its end teaches.
+
+A lease counts while it lives, measures the time to first token, and at its end
+tells the profile, the breaker and whoever observes the fleet. This is the one
+place that decides what an end says about a backend.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from llmgw.core.breaker import State
+from llmgw.values import Backend, Finished, FirstToken, Request, Usage
+
+if TYPE_CHECKING:
+    from llmgw.core.fleet import Fleet
+    from llmgw.core.member import Member
+
+NO_VERDICT = frozenset({"client_gone", "dropped", "deadline", "busy", "loading", "4xx"})
+"""Reasons of an end that say nothing about the backend; ``status_4…`` is another."""
+
+
+class Lease:
+    """One request's hold on one backend. A context manager: what is not finished
+    on the way out is dropped without a verdict, so no count can leak.
+
+    :ivar moved_s: when its stream last moved; the relay may set it directly.
+    """
+
+    __slots__ = (
+        "_breaker",
+        "_done",
+        "_fleet",
+        "_member",
+        "_ticket",
+        "moved_s",
+        "request",
+        "started_s",
+        "ttft_s",
+    )
+
+    def __init__(self, fleet: Fleet, member: Member, request: Request, now_s: float) -> None:
+        self.request = request
+        self.started_s = now_s
+        self.moved_s = -inf
+        self.ttft_s: float | None = None
+        self._fleet = fleet
+        self._member = member
+        self._done = False
+        self._breaker = member.breaker(request.model)
+        self._ticket = self._breaker.started(now_s)
+        member.leases.add(self)
+        member.profile.started(now_s)
+
+    @property
+    def backend(self) -> Backend:
+        """The backend it holds."""
+        return self._member.backend
+
+    def moved(self, now_s: float) -> None:
+        """Its stream moved; call it per chunk."""
+        self.moved_s = now_s
+
+    def first_token(self, now_s: float) -> None:
+        """The first content-bearing event arrived. Later calls do nothing."""
+        if self._done or self.ttft_s is not None:
+            return
+        self.moved_s = now_s
+        self.ttft_s = now_s - self.started_s
+        member = self._member
+        member.profile.first_token(self.ttft_s, now_s)
+        self._breaker.first_token(now_s, self._ticket)
+        self._fleet.observe(FirstToken(self.request.id, member.spec.id, now_s, self.ttft_s))
+
+    def finish(
+        self,
+        now_s: float,
+        ok: bool,
+        reason: str,
+        *,
+        usage: Usage | None = None,
+        prompt_s: float | None = None,
+        token_rate: float | None = None,
+        refused: bool = False,
+        busy_until_s: float | None = None,
+    ) -> None:
+        """The attempt is over. Later calls do nothing.
+
+        ``ok`` with reason ``done`` is praise; not ``ok`` is blame unless the
+        reason is one of :data:`NO_VERDICT` or a 4xx status; all else says
+        nothing about the backend.
+
+        :param refused: nobody listened there.
+        :param busy_until_s: by its ``Retry-After``; no blame, but a pause.
+        """
+        if self._done:
+            return
+        self._done = True
+        member, duration_s = self._member, now_s - self.started_s
+        member.leases.discard(self)
+        member.profile.ended(now_s)
+        member.profile.measured(now_s, usage=usage, prompt_s=prompt_s, token_rate=token_rate)
+        if busy_until_s is not None:
+            self._breaker.neutral(self._ticket)
+            member.busy(busy_until_s, now_s)
+        elif ok and reason == "done":
+            member.succeeded(duration_s, now_s)
+            self._breaker.success(now_s, self._ticket)
+        elif ok or reason in NO_VERDICT or reason.startswith("status_4"):
+            self._breaker.neutral(self._ticket)
+            if reason == "loading":
+                member.said_loading(now_s)
+        else:
+            member.failed(refused, now_s)
+            alone, may_open = self._fleet.room(member, self.request.model)
+            self._breaker.failure(now_s, self._ticket, refused=refused, alone=alone, may_open=may_open)
+        if self._breaker.state is not State.CLOSED:
+            member.quiet = False
+        self._fleet.returned(member)
+        self._fleet.observe(
+            Finished(
+                self.request.id,
+                member.spec.id,
+                now_s,
+                ok,
+                reason,
+                duration_s,
+                None if usage is None else usage.prompt_tokens,
+                None if usage is None else usage.cached_tokens,
+                None if usage is None else usage.output_tokens,
+                prompt_s,
+            )
+        )
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")

@@ -1,0 +1,367 @@
+"""One member of the fleet: what is configured, what it told, what is thought of it.
+
+Four sources speak about a member, and each has its own word:
+
+- **The operator**: settings, and draining.
+- **Health reports**, judged by fall and rise. Three refused connections in a row
+  are a fact: the member is down. Three time-outs are an opinion (a busy server
+  answers late), which is ignored where it would do harm, and not even formed
+  while streams of that member still move.
+- **The member itself**: loading its model, or busy until a time it named.
+- **Its requests**, through one breaker per model.
+
+:meth:`Member.standing` puts them together. ``quiet`` is the short cut for the
+usual case: nothing of all this is on, so the choice need not ask.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Mapping
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from llmgw.core.breaker import Breaker, BreakerRules, State, ramp
+from llmgw.core.profile import LiveProfile
+from llmgw.values import Backend, HealthReport
+
+if TYPE_CHECKING:
+    from llmgw.core.lease import Lease
+
+DEFAULT_CAP = 64
+"""Requests in flight to a backend that neither config nor report sets a number for."""
+
+NO_LIMIT = sys.maxsize
+"""The window of a member whose context length is not known."""
+
+BUSY_CAP_S = 60.0
+"""The longest pause that a member's ``Retry-After`` can ask for."""
+
+BUSY_BIAS_S = 5.0
+"""After such a pause the member warms up for so long."""
+
+MOVING_S = 15.0
+"""A stream that moved so lately is proof of life (three health checks)."""
+
+HEARSAY_S = 5.0
+"""How long a request's answer "still loading" is believed without a report."""
+
+LOAD_S = 15.0
+"""How long a load is thought to take before one was seen."""
+
+CHECK_S = 5.0
+"""When to ask again for what only a health check can bring back."""
+
+
+class BackendSpec(Struct, frozen=True):
+    """One backend as configured or discovered.
+
+    :param url: base URL; a changed one means another server, whose profile starts anew.
+    :param models: names it serves, ``None`` to go by its reports.
+    :param max_connections: cap on requests in flight, ``None`` for its slot count.
+    :param context_length: tokens per slot, ``None`` to go by its reports.
+    :param extra: anything the owner wants to find again; not looked at.
+    """
+
+    id: str
+    url: str
+    weight: float = 1.0
+    models: tuple[str, ...] | None = None
+    max_connections: int | None = None
+    context_length: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    extra: object = None
+
+
+class Standing(enum.Enum):
+    """May a member be sent a request for a model?
+
+    ``EJECTED`` is the passive kind of absence, an opinion that panic ignores;
+    ``DOWN`` is the active kind.
+    """
+
+    READY = "ready"
+    EJECTED = "ejected"
+    BUSY = "busy"
+    LOADING = "loading"
+    DOWN = "down"
+
+
+class Down(enum.Enum):
+    """Why health checks took a member out."""
+
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+
+
+class Member:
+    """A backend's whole state in this process. Written by :class:`~llmgw.core.fleet.Fleet` alone.
+
+    :ivar backend: what routers get; made anew when settings or reports change it,
+        always around the same profile.
+    :ivar health: the last report.
+    :ivar leases: requests under way.
+    :ivar draining: by the operator's word: no new requests.
+    :ivar removed: no new requests, forgotten after the last lease.
+    :ivar kind: ``"llama-server"`` once a report was certain.
+    :ivar window: context length, :data:`NO_LIMIT` if not known.
+    :ivar view: ``profile.view``.
+    :ivar quiet: nothing is wrong or warming up.
+    """
+
+    __slots__ = (
+        "_context",
+        "_dice",
+        "_falls",
+        "_load_s",
+        "_loading_since_s",
+        "_models",
+        "_refused",
+        "_rises",
+        "_rules",
+        "_slots",
+        "_warm_from_s",
+        "backend",
+        "breakers",
+        "busy_until_s",
+        "cap",
+        "down",
+        "draining",
+        "health",
+        "kind",
+        "leases",
+        "loading_until_s",
+        "profile",
+        "quiet",
+        "removed",
+        "spec",
+        "view",
+        "window",
+    )
+
+    def __init__(self, spec: BackendSpec, rules: BreakerRules, dice: Random) -> None:
+        self.spec = spec
+        self.profile = LiveProfile()
+        self.view = self.profile.view
+        self.breakers: dict[str, Breaker] = {}
+        self.leases: set[Lease] = set()
+        self.health: HealthReport | None = None
+        self.kind: str | None = None
+        self.down: Down | None = None
+        self.draining = False
+        self.removed = False
+        self.quiet = True
+        self.busy_until_s = -inf
+        self.loading_until_s = -inf
+        self._rules = rules
+        self._dice = dice
+        self._falls = 0
+        self._rises = 0
+        self._refused = False  # the last thing requests saw was a refused connection
+        self._loading_since_s: float | None = None
+        self._load_s = LOAD_S
+        self._warm_from_s = -inf
+        self._models: tuple[str, ...] | None = None
+        self._slots: int | None = None
+        self._context: int | None = None
+        self.configure(spec)
+
+    # --- what is known ------------------------------------------------------------
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """Names it serves, ``None`` while not known. Configured ones win."""
+        return self._models if self.spec.models is None else self.spec.models
+
+    def configure(self, spec: BackendSpec) -> None:
+        """Take over settings, keeping what was learnt."""
+        self.spec = spec
+        slots = self._slots
+        context = self._context if spec.context_length is None else spec.context_length
+        self.window = NO_LIMIT if context is None else context
+        self.cap = spec.max_connections or slots or DEFAULT_CAP
+        self.backend = Backend(
+            id=spec.id,
+            weight=spec.weight,
+            slots=slots,
+            max_connections=self.cap,
+            context_length=context,
+            labels=spec.labels,
+            profile=self.view,
+        )
+        models = self.models
+        if models is not None:
+            self.breakers = {name: kept for name, kept in self.breakers.items() if name in models}
+
+    def breaker(self, model: str) -> Breaker:
+        """The breaker for ``model``, made at first use.
+
+        While the models are not known there is one for all names: names come
+        from callers, and must not fill the memory.
+        """
+        key = self._key(model)
+        breaker = self.breakers.get(key)
+        if breaker is None:
+            breaker = self.breakers[key] = Breaker(self._rules, self._dice)
+        return breaker
+
+    def is_ejected(self, model: str) -> bool:
+        """Passively out for ``model``; half-open counts as out."""
+        breaker = self.breakers.get(self._key(model))
+        return self.down is Down.TIMEOUT or (
+            breaker is not None and breaker.state in (State.OPEN, State.HALF_OPEN)
+        )
+
+    def standing(self, model: str, now_s: float, alone: bool = False) -> Standing:
+        """Judge, and keep ``available`` and ``warmth`` of the profile in step.
+
+        :param alone: it is its pool's only member; opinions are then ignored.
+        """
+        standing = self._judge(model, now_s, alone)
+        if standing is Standing.READY:
+            self.admit(model, now_s)
+        else:
+            self.view.available = False
+        return standing
+
+    def admit(self, model: str, now_s: float) -> None:
+        """Show it to routers as available, with its warmth for ``model``."""
+        rules, view = self._rules, self.view
+        warmth = min(
+            ramp(now_s - self._warm_from_s, rules.slow_start_s, rules.slow_start_floor),
+            ramp(now_s - self.busy_until_s, BUSY_BIAS_S, rules.slow_start_floor),
+        )
+        breaker = self.breakers.get(self._key(model))
+        if breaker is not None:
+            warmth = min(warmth, breaker.warmth(now_s))
+        view.available = True
+        view.warmth = warmth
+        self.quiet = (
+            warmth >= 1.0
+            and self.down is None
+            and now_s >= self.loading_until_s
+            and all(each.current(now_s) is State.CLOSED for each in self.breakers.values())
+        )
+
+    def back_in_s(self, model: str, now_s: float) -> float:
+        """Seconds until an ejected member may be tried again, at a guess."""
+        if self.down is Down.TIMEOUT:
+            return CHECK_S
+        return self.breaker(model).opens_again_s(now_s)
+
+    def free_in_s(self) -> float:
+        """Seconds until one of its requests in flight ends, at a guess."""
+        return (self.profile.duration_s or 1.0) / max(1, self.view.in_flight)
+
+    def loaded_in_s(self, now_s: float) -> float:
+        """Seconds until its model is loaded, going by the last load seen."""
+        since_s = now_s if self._loading_since_s is None else self._loading_since_s
+        return max(1.0, self._load_s - (now_s - since_s))
+
+    # --- what happens -------------------------------------------------------------
+
+    def cool(self, now_s: float) -> None:
+        """It starts cold: slow start from now."""
+        self._warm_from_s = now_s
+        self.quiet = False
+
+    def busy(self, until_s: float, now_s: float) -> None:
+        """It asked for a pause; a minute is granted at most."""
+        self.busy_until_s = max(self.busy_until_s, min(until_s, now_s + BUSY_CAP_S))
+        self.quiet = False
+
+    def said_loading(self, now_s: float) -> None:
+        """A request was told that the model is still loading."""
+        if self._loading_since_s is None:
+            self._loading_since_s = now_s
+        self.loading_until_s = max(self.loading_until_s, now_s + HEARSAY_S)
+        self.quiet = False
+
+    def succeeded(self, duration_s: float, now_s: float) -> None:
+        """A request was answered in full."""
+        self.profile.succeeded(duration_s, now_s)
+        self._refused = False
+
+    def failed(self, refused: bool, now_s: float) -> None:
+        """A request failed through this backend's fault."""
+        self.profile.failed(now_s)
+        self._refused = refused
+
+    def report(self, report: HealthReport, now_s: float) -> bool:
+        """Take in what a health source saw.
+
+        :return: names or context changed, so whoever indexes members must look again.
+        """
+        self.health = report
+        self.profile.reported(report, now_s)
+        if report.alive:
+            self._lives(report.loading, now_s)
+        else:
+            self._fell(report.refused, now_s)
+        before = (self.models, self.window)
+        told = (
+            self._models if report.models is None else report.models,
+            self._slots if report.slots is None else report.slots,
+            self._context if report.context_length is None else report.context_length,
+        )
+        self.kind = report.kind or self.kind
+        if told != (self._models, self._slots, self._context):
+            self._models, self._slots, self._context = told
+            self.configure(self.spec)
+        return before != (self.models, self.window)
+
+    # --- inside -------------------------------------------------------------------
+
+    def _key(self, model: str) -> str:
+        return "" if self.models is None else model
+
+    def _judge(self, model: str, now_s: float, alone: bool) -> Standing:
+        if self.down is Down.REFUSED:
+            return Standing.DOWN
+        if now_s < self.loading_until_s:
+            return Standing.LOADING
+        if now_s < self.busy_until_s:
+            return Standing.BUSY
+        if self.down is Down.TIMEOUT and not alone:
+            return Standing.EJECTED
+        breaker = self.breakers.get(self._key(model))
+        if breaker is not None and not breaker.allows(now_s, alone):
+            return Standing.EJECTED
+        return Standing.READY
+
+    def _lives(self, loading: bool, now_s: float) -> None:
+        self._falls = 0
+        self._refused = False
+        if self.down is not None:
+            self._rises += 1
+            if self._rises >= self._rules.rise:
+                self.down = None
+                self._rises = 0
+                self.cool(now_s)
+        if loading:
+            self._loading_since_s = now_s if self._loading_since_s is None else self._loading_since_s
+            self.loading_until_s = inf
+            self.quiet = False
+            return
+        if self._loading_since_s is not None:
+            self._load_s = now_s - self._loading_since_s
+            self._loading_since_s = None
+            self.loading_until_s = -inf
+            self.cool(now_s)
+        for breaker in self.breakers.values():
+            breaker.probed(now_s)
+
+    def _fell(self, refused: bool, now_s: float) -> None:
+        self._rises = 0
+        if not refused and any(lease.moved_s > now_s - MOVING_S for lease in self.leases):
+            self._falls = 0
+            return
+        self._falls += 1
+        if self._falls >= (1 if refused and self._refused else self._rules.fall):
+            self.down = Down.REFUSED if refused else self.down or Down.TIMEOUT
+            self.view.available = False
+            self.quiet = False

@@ -1,0 +1,151 @@
+"""One backend's live picture, kept current from what its requests showed.
+
+:class:`LiveProfile` is the only writer of a :class:`llmgw.values.Profile`
+(availability and warmth are written by ``core.member``, which knows them).
+Routers hold the ``view`` and read it at any time; its identity never changes.
+
+Two kinds of mean are kept, for two reasons:
+
+- Time to first token is the plain mean of the last :data:`WINDOW` samples, as
+  the adaptive router's formula wants it. Samples are whole nanoseconds, so the
+  running sum is exact and cannot drift however long the process lives.
+- Rates and durations are exponential means: old requests fade out, and one
+  number is enough to hold them.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from llmgw.values import HealthReport, Profile, Usage
+
+WINDOW = 50
+"""Samples behind the mean time to first token."""
+
+SHARE = 0.2
+"""Weight of the newest sample in exponential means: about the last ten count."""
+
+
+class LiveProfile:
+    """Writes one backend's :class:`~llmgw.values.Profile`.
+
+    :ivar view: what routers read; the same object for life.
+    :ivar duration_s: mean length of a completed request, ``None`` before the first.
+    """
+
+    __slots__ = (
+        "_nanos",
+        "_oldest",
+        "_prefill_s",
+        "_prefill_tokens",
+        "_sum_nanos",
+        "duration_s",
+        "view",
+    )
+
+    def __init__(self) -> None:
+        self.view = Profile()
+        self.duration_s: float | None = None
+        self._nanos: list[int] = []
+        self._oldest = 0
+        self._sum_nanos = 0
+        self._prefill_tokens = 0.0
+        self._prefill_s = 0.0
+
+    def started(self, now_s: float) -> None:
+        """A request was sent there."""
+        view = self.view
+        view.in_flight += 1
+        view.updated_s = now_s
+
+    def ended(self, now_s: float) -> None:
+        """A request left, whatever came of it; exactly once for each :meth:`started`."""
+        view = self.view
+        view.in_flight -= 1
+        view.updated_s = now_s
+
+    def first_token(self, ttft_s: float, now_s: float) -> None:
+        """A request showed its first token.
+
+        :param ttft_s: seconds since it was sent; below zero counts as zero.
+        """
+        sample = max(0, round(ttft_s * 1e9))
+        nanos = self._nanos
+        if len(nanos) < WINDOW:
+            nanos.append(sample)
+            self._sum_nanos += sample
+        else:
+            self._sum_nanos += sample - nanos[self._oldest]
+            nanos[self._oldest] = sample
+            self._oldest = (self._oldest + 1) % WINDOW
+        view = self.view
+        view.ttft_samples = len(nanos)
+        view.ttft_s = self._sum_nanos / len(nanos) / 1e9
+        view.updated_s = now_s
+
+    def succeeded(self, duration_s: float, now_s: float) -> None:
+        """A request was answered to its end."""
+        self.duration_s = _blend(self.duration_s, duration_s)
+        self.view.failure_streak = 0
+        self.view.updated_s = now_s
+
+    def failed(self, now_s: float) -> None:
+        """A request failed through the backend's fault.
+
+        The streak is not cleared by a first token, only by a whole answer: a
+        backend that cuts every stream in the middle must not look well.
+        """
+        self.view.failure_streak += 1
+        self.view.updated_s = now_s
+
+    def measured(
+        self,
+        now_s: float,
+        *,
+        usage: Usage | None = None,
+        prompt_s: float | None = None,
+        token_rate: float | None = None,
+    ) -> None:
+        """Take in the figures of one request; what is missing or senseless is left out.
+
+        The prompt rate is a quotient of two fading sums rather than a mean of
+        quotients, so that a prompt of three uncached tokens, whose time is all
+        overhead, hardly counts.
+
+        :param usage: tokens by the backend's word; cached ones cost no reading.
+        :param prompt_s: time spent reading the uncached part of the prompt.
+        :param token_rate: output tokens per second of this stream.
+        """
+        view = self.view
+        if token_rate is not None and 0.0 < token_rate < inf:
+            view.token_rate = _blend(view.token_rate, token_rate)
+            view.updated_s = now_s
+        if usage is not None and prompt_s is not None and 0.0 < prompt_s < inf:
+            uncached = usage.prompt_tokens - usage.cached_tokens
+            if uncached > 0:
+                self._prefill_tokens = (1 - SHARE) * self._prefill_tokens + uncached
+                self._prefill_s = (1 - SHARE) * self._prefill_s + prompt_s
+                view.prefill_rate = self._prefill_tokens / self._prefill_s
+                view.updated_s = now_s
+
+    def reported(self, report: HealthReport, now_s: float) -> None:
+        """Take in what a health source told.
+
+        Several sources may watch one backend, each telling its part: what a
+        report leaves out stays as it was.
+        """
+        view = self.view
+        if report.busy_slots is not None:
+            view.busy_slots = report.busy_slots
+        if report.deferred is not None:
+            view.deferred = report.deferred
+        if report.kv_use is not None:
+            view.kv_use = report.kv_use
+        if report.gpu_use is not None:
+            view.gpu_use = report.gpu_use
+        view.updated_s = now_s
+
+
+def _blend(mean: float | None, sample: float) -> float:
+    """One step of an exponential mean; the first sample is the mean."""
+    return sample if mean is None else mean + SHARE * (sample - mean)
