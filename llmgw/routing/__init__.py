@@ -1,0 +1,1 @@
+"""Routers: one file each, pure. The factories that offer them as plugins are in ``llmgw.builtins``."""
