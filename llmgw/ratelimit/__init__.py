@@ -1,0 +1,5 @@
+"""Rate limiters: plugins that say who may pass (``docs/rate-limits.md``).
+
+``local`` counts in this process alone. It keeps no state on disk and is exact
+for one worker; several workers share their limits through ``redis``.
+"""

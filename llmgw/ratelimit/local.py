@@ -1,0 +1,251 @@
+"""The rate limiter ``local``: counts in this process alone.
+
+One :class:`_Ledger` per policy and subject holds a bucket of requests, one of
+tokens, and the count of requests under way. Ledgers that hold no information
+any more (buckets full, nothing under way) are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+
+from llmgw.core.bucket import Bucket
+from llmgw.errors import ConfigError, ConfigFault
+from llmgw.interfaces import CONTRACT, IRateLimiter, IRateLimiterFactory
+from llmgw.values import Cost, Decision, LimitState, Policy, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from twisted.internet.interfaces import IReactorTime
+
+CONCURRENT_RETRY_S = 1.0
+"""Told to who is over a concurrency limit: nobody knows when a stream will end."""
+
+SWEPT_PER_NEWCOMER = 4
+"""Old ledgers looked at for each new one; above 1 so that the sweep outruns growth,
+and small so that no request pays for the whole of it."""
+
+
+class _Ledger:
+    """What one subject has left under one policy."""
+
+    __slots__ = ("policy", "requests", "running", "tokens")
+
+    def __init__(self, policy: Policy, now_s: float) -> None:
+        self.policy = policy
+        self.running = 0
+        self.requests = _bucket(None, policy.requests_per_minute, policy.burst_s, now_s)
+        self.tokens = _bucket(None, policy.tokens_per_minute, policy.burst_s, now_s)
+
+    def follow(self, policy: Policy, now_s: float) -> None:
+        """The policy may have other figures since a reload: keep the levels in proportion."""
+        if policy != self.policy:
+            self.requests = _bucket(self.requests, policy.requests_per_minute, policy.burst_s, now_s)
+            self.tokens = _bucket(self.tokens, policy.tokens_per_minute, policy.burst_s, now_s)
+        self.policy = policy
+
+    def obstacle(self, cost: Cost, now_s: float) -> tuple[float, str] | None:
+        """Why ``cost`` cannot pass: seconds to wait and what ran out, the longest wait if several."""
+        found = None
+        limit = self.policy.concurrent
+        if limit is not None and self.running >= limit:
+            found = (CONCURRENT_RETRY_S, "concurrent")
+        bucket = self.tokens
+        if bucket is not None and not bucket.can_take(cost.tokens, now_s):
+            found = max(found or (0.0, ""), (bucket.deficit_s(cost.tokens, now_s), "tokens"))
+        bucket = self.requests
+        if bucket is not None and not bucket.can_take(cost.requests, now_s):
+            found = max(found or (0.0, ""), (bucket.deficit_s(cost.requests, now_s), "requests"))
+        return found
+
+    def says_nothing(self, now_s: float) -> bool:
+        """A fresh ledger would be the same."""
+        return (
+            self.running == 0
+            and (self.requests is None or self.requests.full_in_s(now_s) <= 0.0)
+            and (self.tokens is None or self.tokens.full_in_s(now_s) <= 0.0)
+        )
+
+
+class _Charge:
+    """What one request took from one ledger; ``None`` where there was no bucket."""
+
+    __slots__ = ("ledger", "requests", "tokens")
+
+    def __init__(self, ledger: _Ledger, cost: Cost, now_s: float) -> None:
+        self.ledger = ledger
+        ledger.running += 1
+        bucket = ledger.requests
+        self.requests = None if bucket is None else bucket.take(cost.requests, now_s)
+        bucket = ledger.tokens
+        self.tokens = None if bucket is None else bucket.take(cost.tokens, now_s)
+
+
+class _Reservation:
+    """All charges of one request; empty once settled."""
+
+    __slots__ = ("charges",)
+
+    def __init__(self, charges: list[_Charge]) -> None:
+        self.charges: Sequence[_Charge] = charges
+
+
+@implementer(IRateLimiter)
+class LocalRateLimiter:
+    """Limits within this process; answers at once.
+
+    :param clock: seconds; monotonic is best, but no jump does lasting harm.
+    :param remembered: ledgers kept before idle ones are looked for and forgotten.
+
+    :ivar shadow_refused: by policy name, the requests that policies with
+        ``enforce=False`` would have refused and nobody else did.
+    """
+
+    def __init__(self, clock: Callable[[], float], remembered: int = 100_000) -> None:
+        self.shadow_refused: dict[str, int] = {}
+        self._clock = clock
+        self._remembered = remembered
+        # Oldest first; ordered, because taking the oldest from a plain dict again
+        # and again walks over all the holes the earlier ones left.
+        self._ledgers: OrderedDict[tuple[str, str], _Ledger] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Ledgers held in memory."""
+        return len(self._ledgers)
+
+    def admit(self, subject: str, policies: Sequence[Policy], cost: Cost) -> Decision:
+        """Charge ``cost`` to all policies, or to none of them.
+
+        A policy that is not enforced is charged only for what it would have let
+        pass, so that its count is the one that enforcing it would give.
+
+        :raise ValueError: a policy has a figure of 0 or less; the config refuses those.
+        """
+        now_s = self._clock()
+        # Those that will be charged if nobody refuses; the headers tell of them too.
+        chargeable = []
+        shadows = None
+        newcomers = 0
+        refusal: tuple[float, str] | None = None
+        refused_by = ""
+        for policy in policies:
+            name = (policy.name, "" if policy.scope == "global" else subject)
+            ledger = self._ledgers.get(name)
+            if ledger is None:
+                ledger = self._ledgers[name] = _Ledger(policy, now_s)
+                newcomers += 1
+            elif ledger.policy is not policy:
+                ledger.follow(policy, now_s)
+            obstacle = ledger.obstacle(cost, now_s)
+            if obstacle is None or policy.enforce:
+                chargeable.append(ledger)
+            else:
+                shadows = [*(shadows or ()), policy.name]
+            if obstacle is not None and policy.enforce and (refusal is None or obstacle > refusal):
+                refusal = obstacle
+                refused_by = policy.name
+        reservation = None
+        if refusal is None:
+            reservation = _Reservation([_Charge(ledger, cost, now_s) for ledger in chargeable])
+        # Only now: before it was charged, a ledger found above looked idle.
+        for _ in range(newcomers):
+            self._sweep(now_s)
+        requests, tokens = _tightest(chargeable, now_s)
+        if refusal is not None:
+            wait_s, unit = refusal
+            return Decision(False, None, wait_s, refused_by, unit, requests, tokens)
+        if shadows is not None:
+            for shadow in shadows:
+                self.shadow_refused[shadow] = self.shadow_refused.get(shadow, 0) + 1
+        return Decision(True, reservation, 0.0, "", "", requests, tokens)
+
+    def settle(self, reservation: Any, used: Usage | None) -> None:
+        """Give back concurrency and correct the tokens; a second call does nothing.
+
+        :param used: ``None`` returns all that was charged.
+        """
+        charges = reservation.charges
+        if not charges:
+            return
+        reservation.charges = ()
+        now_s = self._clock()
+        for charge in charges:
+            ledger = charge.ledger
+            ledger.running -= 1
+            # A reload may have brought or taken a bucket since: only what was
+            # charged is corrected.
+            if ledger.tokens is not None and charge.tokens is not None:
+                ledger.tokens.correct(charge.tokens, 0.0 if used is None else used.total, now_s)
+            if used is None and ledger.requests is not None and charge.requests is not None:
+                ledger.requests.give_back(charge.requests, now_s)
+
+    def _sweep(self, now_s: float) -> None:
+        for _ in range(min(SWEPT_PER_NEWCOMER, len(self._ledgers) - self._remembered)):
+            name, ledger = self._ledgers.popitem(last=False)
+            if not ledger.says_nothing(now_s):
+                # Dropping it would give its subject a full bucket for nothing.
+                self._ledgers[name] = ledger
+
+
+def _bucket(old: Bucket | None, per_minute: float | None, burst_s: float, now_s: float) -> Bucket | None:
+    if per_minute is None:
+        return None
+    rate_per_s = per_minute / 60.0
+    # With less than one unit of burst, each request would hit the floor of debt
+    # and be forgiven a part: more than the rate would pass.
+    burst = max(1.0, rate_per_s * burst_s)
+    if old is None:
+        return Bucket(rate_per_s, burst, now_s)
+    old.resize(rate_per_s, burst, now_s)
+    return old
+
+
+def _tightest(ledgers: list[_Ledger], now_s: float) -> tuple[LimitState | None, LimitState | None]:
+    """The request and the token limit with the least left, of the policies that are enforced."""
+    requests = tokens = None
+    requests_of = tokens_of = None
+    for ledger in ledgers:
+        if not ledger.policy.enforce:
+            continue
+        bucket = ledger.requests
+        if bucket is not None and (requests is None or bucket.level < requests.level):
+            requests, requests_of = bucket, ledger.policy.requests_per_minute
+        bucket = ledger.tokens
+        if bucket is not None and (tokens is None or bucket.level < tokens.level):
+            tokens, tokens_of = bucket, ledger.policy.tokens_per_minute
+    return _state(requests, requests_of, now_s), _state(tokens, tokens_of, now_s)
+
+
+def _state(bucket: Bucket | None, per_minute: float | None, now_s: float) -> LimitState | None:
+    if bucket is None or per_minute is None:
+        return None
+    limit = ceil(per_minute)
+    remaining = int(bucket.level)
+    if remaining < 0:
+        remaining = 0
+    elif remaining > limit:
+        remaining = limit
+    return LimitState(limit, remaining, bucket.full_in_s(now_s))
+
+
+@implementer(IPlugin, IRateLimiterFactory)
+class LocalRateLimiterFactory:
+    """Builds :class:`LocalRateLimiter`; it has no options."""
+
+    name = "local"
+    description = "Counts in this process alone; exact for one worker."
+    contract = CONTRACT
+
+    def build(self, options: Mapping[str, Any], reactor: IReactorTime) -> LocalRateLimiter:
+        """:raise ConfigError: there are options."""
+        if options:
+            raise ConfigError(
+                [ConfigFault(str(key), "unknown option: the limiter `local` has none") for key in options]
+            )
+        return LocalRateLimiter(reactor.seconds)
