@@ -1,0 +1,68 @@
+"""The configuration: TOML text to :class:`Config`, every fault with its key path.
+
+The rooms, each knowing only those before it::
+
+    words    how faults are worded
+    files    paths, and files that hold secrets
+    reader   any table against any struct
+    places   URLs and endpoint strings
+    schema   the structs: every key, its bounds, its default
+    whole    what no single key can tell
+    load     from a text, a file or a command line to a Config
+
+Others import from here and not from the rooms.
+"""
+
+from llmgw.config.files import FileSeam
+from llmgw.config.load import (
+    config_from_options,
+    load_config,
+    parse_backend,
+    parse_backend_option,
+    parse_config,
+)
+from llmgw.config.places import is_loopback_endpoint
+from llmgw.config.schema import (
+    Admission,
+    BackendConfig,
+    BackendTimeouts,
+    BackendTls,
+    BreakerConfig,
+    Config,
+    Cors,
+    DrainConfig,
+    Hold,
+    Limits,
+    LogConfig,
+    ModelConfig,
+    PluginConfig,
+    RetryConfig,
+    Timeouts,
+)
+from llmgw.values import Secret
+
+__all__ = [
+    "Admission",
+    "BackendConfig",
+    "BackendTimeouts",
+    "BackendTls",
+    "BreakerConfig",
+    "Config",
+    "Cors",
+    "DrainConfig",
+    "FileSeam",
+    "Hold",
+    "Limits",
+    "LogConfig",
+    "ModelConfig",
+    "PluginConfig",
+    "RetryConfig",
+    "Secret",
+    "Timeouts",
+    "config_from_options",
+    "is_loopback_endpoint",
+    "load_config",
+    "parse_backend",
+    "parse_backend_option",
+    "parse_config",
+]

@@ -1,0 +1,292 @@
+"""What a configuration holds: a struct for each table, a field for each key.
+
+A key of the file is a field of the struct of its table, its type and bounds
+stand in the annotation, its default is the field's;
+:mod:`llmgw.config.reader` reads any table against any struct. The prose for
+each key is in ``etc/llmgw.example.toml``, which the tests hold to the same set
+of keys and the same defaults.
+
+Tables of plugins pass through unread, but for ``plugin``: their factories check
+them. Units stand in the names: ``_s`` seconds, ``_bytes`` bytes; other integers
+count things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Struct, field
+
+from llmgw.config.files import auth_spec, existing_file, log_path, secret_file
+from llmgw.config.places import base_url, listener, network, origin
+from llmgw.config.reader import Rule
+from llmgw.values import Policy, Secret
+
+Seconds = Annotated[float, Rule(above=0, most=604_800)]
+Count = Annotated[int, Rule(least=1, most=1_000_000_000)]
+Size = Annotated[int, Rule(least=256, most=1 << 40)]
+Share = Annotated[float, Rule(least=0, most=1)]
+Tokens = Annotated[int, Rule(least=1, most=1_000_000_000)]
+Word = Annotated[str, Rule(shape=r"[A-Za-z0-9._:-]{1,128}", meaning="letters, digits, . _ : - (at most 128)")]
+ModelName = Annotated[str, Rule(shape=r"[^\x00-\x1f\x7f]{1,256}", meaning="1 to 256 printable characters")]
+ListenerSpec = Annotated[str, Rule(filled=True, convert=listener)]
+AuthSpec = Annotated[str, Rule(filled=True, convert=auth_spec)]
+
+
+class PluginConfig(Struct, frozen=True):
+    """A plugin by name, and its own table as it stands in the file."""
+
+    rest: ClassVar[str] = "options"
+    not_keys: ClassVar[tuple[str, ...]] = ("options",)
+
+    plugin: Annotated[str, Rule(filled=True)]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class BackendTls(Struct, frozen=True):
+    """How a backend's certificate is checked.
+
+    :param ca_file: trust these authorities in place of the system's.
+    """
+
+    verify: bool = True
+    ca_file: Annotated[str | None, Rule(filled=True, convert=existing_file)] = None
+
+
+class BackendTimeouts(Struct, frozen=True):
+    """What differs for this backend from ``[timeouts]``; ``None`` is what stands there."""
+
+    response_head_s: Seconds | None = None
+    first_token_s: Seconds | None = None
+
+
+class BackendConfig(Struct, frozen=True):
+    """One backend.
+
+    :param url: in its one form, see :func:`~llmgw.config.places.base_url`.
+    :param models: ``None``: ask it. So with ``max_connections`` and ``context_length``.
+    :param health: name of the health plugin, ``None`` for the configured ones.
+    :param raw: never turn a call that is not streamed into a streamed one.
+    """
+
+    id: Word
+    url: Annotated[str, Rule(convert=base_url)]
+    weight: Annotated[float, Rule(above=0, most=1e9)] = 1.0
+    models: Annotated[tuple[ModelName, ...] | None, Rule(filled=True)] = None
+    max_connections: Annotated[int, Rule(least=1, most=1_000_000)] | None = None
+    context_length: Tokens | None = None
+    api_key: Annotated[Secret | None, Rule(convert=secret_file)] = field(default=None, name="api_key_file")
+    health: Annotated[str | None, Rule(filled=True)] = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    kind: Literal["auto", "llama-server", "openai", "ollama"] = "auto"
+    raw: bool = False
+    tls: BackendTls = BackendTls()
+    timeouts: BackendTimeouts = BackendTimeouts()
+
+
+class ModelConfig(Struct, frozen=True):
+    """An alias, or rules for one model, or both.
+
+    In a :class:`Config` aliases of aliases are resolved: ``target`` is the name
+    backends know (equal to ``name`` for a mere rule), and each limit is the
+    smallest on the way, the target's own included, so that no alias evades it.
+    """
+
+    name: ModelName
+    target: Annotated[str, Rule(filled=True)] = ""
+    max_tokens: Tokens | None = None
+    context_length: Tokens | None = None
+
+
+class Timeouts(Struct, frozen=True):
+    """How long each thing may take. Zero is refused: nothing waits for ever.
+
+    :param keepalive_requests: a count: requests on one connection.
+    :param body_rate: bytes per second that a body must keep up, after 5 s.
+    :param heartbeat_s: 0 is off, and is spelt ``false`` in the file.
+    """
+
+    tls_handshake_s: Seconds = 10.0
+    request_head_s: Seconds = 10.0
+    keepalive_s: Seconds = 75.0
+    keepalive_requests: Count = 1000
+    keepalive_age_s: Seconds = 3600.0
+    body_s: Seconds = 30.0
+    body_rate: Count = 16_384
+    connect_s: Seconds = 2.0
+    response_head_s: Seconds = 960.0
+    first_token_s: Seconds = 960.0
+    stream_idle_s: Seconds = 300.0
+    heartbeat_s: Annotated[float, Rule(least=1, most=3600, off=True)] = 0.0
+    total_s: Seconds = 1800.0
+    write_stall_s: Seconds = 30.0
+    upstream_idle_s: Seconds = 4.0
+    close_grace_s: Seconds = 5.0
+
+
+class Limits(Struct, frozen=True):
+    """How much of each thing there may be.
+
+    ``request_line``, ``header_line``, ``headers``, ``stream_buffer`` and
+    ``pipelined`` are bytes too.
+    """
+
+    request_line: Size = 4096
+    header_line: Size = 8192
+    headers: Size = 32_768
+    header_count: Count = 100
+    body_bytes: Size = 64 << 20
+    body_total_bytes: Size = 512 << 20
+    json_depth: Annotated[int, Rule(least=4, most=1000)] = 64
+    json_structural: Count = 100_000
+    json_digits: Annotated[int, Rule(least=1, most=4000)] = 64
+    messages: Count = 2048
+    tools: Count = 256
+    stop: Count = 16
+    n: Count = 8
+    connections: Count = 10_000
+    connections_per_ip: Count = 256
+    new_connections_per_ip_s: Count = 50
+    in_flight: Count = 2000
+    in_flight_per_key: Count = 64
+    upstream_head_bytes: Size = 32_768
+    sse_event_bytes: Size = 1 << 20
+    stream_buffer: Size = 65_536
+    pipelined: Size = 16_384
+    backlog: Annotated[int, Rule(least=1, most=65_535)] = 1024
+    trusted_networks: tuple[Annotated[str, Rule(convert=network)], ...] = ()
+
+
+class Hold(Struct, frozen=True):
+    """Requests that wait while their model is loaded: ``factor`` x the expected
+    load time, but no less than ``min_s`` and no more than ``max_s``.
+
+    :param max_requests: of this process together; the next one gets 503.
+    """
+
+    max_s: Seconds = 45.0
+    min_s: Seconds = 15.0
+    factor: Annotated[float, Rule(least=1, most=100)] = 1.5
+    max_requests: Annotated[int, Rule(least=0, most=1_000_000)] = 64
+
+
+class BreakerConfig(Struct, frozen=True):
+    """When a backend is taken out and how it comes back (``docs`` tell the whole machine).
+
+    :param consecutive: failures in a row that open it.
+    :param ratio: share of failures among at least ``ratio_min`` results in ``window_s``.
+    :param open_s: doubled at each ejection up to ``open_cap_s``, spread by ``jitter``.
+    :param decay_s: an ejection counts for so long.
+    :param lone_open_s: in place of these for the only backend of a pool.
+    :param fall: looks without an answer in a row until a backend is down; ``rise`` back up.
+    """
+
+    consecutive: Count = 5
+    ratio: Annotated[float, Rule(above=0, most=1)] = 0.5
+    ratio_min: Count = 20
+    window_s: Seconds = 30.0
+    open_s: Seconds = 5.0
+    open_cap_s: Seconds = 60.0
+    jitter: Annotated[float, Rule(least=0, most=0.9)] = 0.2
+    decay_s: Seconds = 600.0
+    successes: Count = 3
+    slow_start_s: Seconds = 30.0
+    slow_start_floor: Annotated[float, Rule(least=0.01, most=1)] = 0.1
+    max_ejected: Share = 0.5
+    panic: Share = 0.5
+    lone_open_s: Seconds = 1.0
+    fall: Count = 3
+    rise: Count = 2
+
+
+class RetryConfig(Struct, frozen=True):
+    """Second chances elsewhere, and the budget that keeps them from piling up.
+
+    :param attempts: after the first one.
+    :param ratio: retries over requests of the last ``window_s``.
+    :param floor: retries in flight that are always allowed.
+    """
+
+    attempts: Annotated[int, Rule(least=0, most=10)] = 2
+    ratio: Share = 0.2
+    window_s: Seconds = 10.0
+    floor: Annotated[int, Rule(least=0, most=1000)] = 3
+    backoff_min_s: Seconds = 0.025
+    backoff_max_s: Seconds = 0.25
+
+
+class LogConfig(Struct, frozen=True):
+    """:param access: a path, ``-`` for standard output, empty for none.
+
+    :param access_sample: share of answered requests that are logged; errors always are.
+    """
+
+    access: Annotated[str, Rule(convert=log_path)] = "-"
+    access_sample: Share = 1.0
+    level: Literal["debug", "info", "warn", "error", "critical"] = "info"
+
+
+class Cors(Struct, frozen=True):
+    """Web pages that may call; none by default."""
+
+    origins: tuple[Annotated[str, Rule(convert=origin)], ...] = ()
+
+
+class DrainConfig(Struct, frozen=True):
+    """Still accepting, not ready any more; then finishing streams; then cutting them."""
+
+    lame_duck_s: Annotated[float, Rule(least=0, most=3600)] = 5.0
+    finish_s: Seconds = 300.0
+    abort_s: Seconds = 10.0
+
+
+class Admission(Struct, frozen=True):
+    """The bounded wait for a slot.
+
+    :param max_wait_s: 0: a full fleet answers 503 at once.
+    :param max_waiting: per model; ``None`` is twice the capacity.
+    """
+
+    max_wait_s: Annotated[float, Rule(least=0, most=3600)] = 0.0
+    max_waiting: Annotated[int, Rule(least=1, most=1_000_000)] | None = None
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """All of it, checked.
+
+    :param listen: with :attr:`Limits.backlog` written into each that names none.
+    :param health: never empty.
+    :param source: absolute path of the file, ``""`` if there is none.
+    :param base_dir: where relative paths counted from.
+    :param warnings: allowed, and worth a line in the log; each begins with a key path.
+    """
+
+    not_keys: ClassVar[tuple[str, ...]] = ("source", "base_dir", "warnings")
+
+    listen: tuple[ListenerSpec, ...] = ("tcp:8000:interface=127.0.0.1",)
+    admin: tuple[ListenerSpec, ...] = ()
+    admin_token: Annotated[Secret | None, Rule(convert=secret_file)] = field(
+        default=None, name="admin_token_file"
+    )
+    auth: tuple[AuthSpec, ...] = ()
+    workers: Annotated[int, Rule(least=1, most=1024)] = 1
+    router: PluginConfig = PluginConfig("adaptive")
+    health: tuple[PluginConfig, ...] = (PluginConfig("llamacpp"),)
+    rate_limiter: PluginConfig = PluginConfig("local")
+    rate_limits: tuple[Policy, ...] = ()
+    discovery: tuple[PluginConfig, ...] = ()
+    backends: tuple[BackendConfig, ...] = ()
+    models: tuple[ModelConfig, ...] = ()
+    admission: Admission = Admission()
+    timeouts: Timeouts = Timeouts()
+    limits: Limits = Limits()
+    hold: Hold = Hold()
+    breaker: BreakerConfig = BreakerConfig()
+    retry: RetryConfig = RetryConfig()
+    drain: DrainConfig = DrainConfig()
+    log: LogConfig = LogConfig()
+    cors: Cors = Cors()
+    source: str = ""
+    base_dir: str = ""
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,162 @@
+"""What no single key can tell: names that clash, bounds that cross, listeners open to all, aliases.
+
+Faults and warnings go to the reader, which knows those of single keys already;
+what was refused there stands as ``BAD`` in the config and is passed over here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from llmgw.config.places import is_local_url, is_loopback_endpoint, with_backlog
+from llmgw.config.reader import BAD, Reader
+from llmgw.config.schema import BackendConfig, Config
+from llmgw.config.words import key_path, shown
+
+
+def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
+    """What no single key of a backend can tell."""
+    https = backend.url.startswith("https:")
+    if not https and (backend.tls.ca_file is not None or not backend.tls.verify):
+        reader.fault(key_path(where, "tls"), f"the URL is not https: {shown(backend.url)}")
+    if https and not backend.tls.verify:
+        at = key_path(key_path(where, "tls"), "verify")
+        reader.warnings.append(f"{at}: false: anybody on the way can pose as this backend")
+    if backend.api_key is not None and not https and not is_local_url(backend.url):
+        at = key_path(where, "api_key_file")
+        reader.warnings.append(f"{at}: the key travels in clear text; use https")
+
+
+def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Config:
+    """What no single key can tell; aliases come out resolved and listeners with their backlog.
+
+    :param names: what a top-level key is called in faults, where it is not its own name.
+    """
+
+    def called(key: str) -> str:
+        return names.get(key, key)
+
+    def unique(key: str, attribute: str, word: str) -> None:
+        first: dict[Any, int] = {}
+        for index, item in enumerate(getattr(config, key)):
+            value = getattr(item, attribute, BAD)
+            if value is not BAD and first.setdefault(value, index) != index:
+                where = f"{called(key)}[{index}].{attribute}"
+                reader.fault(where, f"{word} {shown(value)} is already that of {called(key)}[{first[value]}]")
+
+    def ordered(table: str, low: str, high: str) -> None:
+        part = getattr(config, table)
+        if getattr(part, low) > getattr(part, high):
+            reader.fault(f"{table}.{low}", f"must not be above {high} ({getattr(part, high):g})")
+
+    for index, backend in enumerate(config.backends):
+        if backend is not BAD:
+            check_backend(reader, backend, f"{called('backends')}[{index}]")
+    unique("backends", "id", "id")
+    unique("backends", "url", "URL")
+    unique("models", "name", "name")
+    unique("rate_limits", "name", "name")
+    for index, policy in enumerate(config.rate_limits):
+        if policy is not BAD and not (
+            policy.requests_per_minute or policy.tokens_per_minute or policy.concurrent
+        ):
+            reader.fault(
+                f"rate_limits[{index}]",
+                "limits nothing: set requests_per_minute, tokens_per_minute or concurrent",
+            )
+    ordered("hold", "min_s", "max_s")
+    ordered("retry", "backoff_min_s", "backoff_max_s")
+    ordered("breaker", "open_s", "open_cap_s")
+    ordered("limits", "body_bytes", "body_total_bytes")
+    ordered("limits", "header_line", "headers")
+    _check_reach(reader, config, called)
+    _warn(reader, config)
+    return replace(
+        config,
+        listen=tuple(
+            description if description is BAD else with_backlog(description, config.limits.backlog)
+            for description in config.listen
+        ),
+        models=_resolved_models(reader, config, called),
+    )
+
+
+def _check_reach(reader: Reader, config: Config, called: Callable[[str], str]) -> None:
+    refused = {fault.where.lstrip("-").partition("[")[0] for fault in reader.faults}
+    if not config.listen and "listen" not in refused:
+        reader.fault(called("listen"), "must name at least one endpoint")
+    if not config.auth and "auth" not in refused:
+        for index, description in enumerate(config.listen):
+            if description is not BAD and not is_loopback_endpoint(description):
+                reader.fault(
+                    f"{called('listen')}[{index}]",
+                    'reachable from outside without auth; set auth (or auth = ["anonymous"]),'
+                    " or interface=127.0.0.1",
+                )
+    if config.admin_token is None and "admin_token_file" not in refused:
+        for index, description in enumerate(config.admin):
+            if description is not BAD and not is_loopback_endpoint(description):
+                reader.fault(
+                    f"{called('admin')}[{index}]",
+                    "reachable from outside without a token; set admin_token_file, or interface=127.0.0.1",
+                )
+
+
+def _warn(reader: Reader, config: Config) -> None:
+    warn = reader.warnings.append
+    if not config.backends and not config.discovery:
+        warn("no [[backends]] and no [[discovery]]: every model is unknown")
+    if "anonymous" in config.auth:
+        warn("auth: anonymous: whoever reaches a listener may use it")
+    if config.workers > 1 and config.rate_limits and config.rate_limiter.plugin == "local":
+        warn(f"rate_limiter.plugin: local: each of the {config.workers} workers counts by itself")
+    if config.timeouts.upstream_idle_s >= 5:
+        warn("timeouts.upstream_idle_s: llama-server closes idle connections at 5 s: requests will meet it")
+
+
+def _resolved_models(reader: Reader, config: Config, called: Callable[[str], str]) -> Any:
+    """Aliases with their final target, and the smallest of the limits met on the way to it."""
+    by_name = {model.name: model for model in config.models if model is not BAD}
+    served = {
+        name: index
+        for index, backend in enumerate(config.backends)
+        if backend is not BAD
+        for name in backend.models or ()
+    }
+    resolved = []
+    loops: set[frozenset[str]] = set()
+    for index, model in enumerate(config.models):
+        if model is BAD:
+            continue
+        chain = [model]
+        trail = [model.name]
+        while (target := chain[-1].target or chain[-1].name) != chain[-1].name:
+            trail.append(target)
+            if target not in by_name or target in trail[:-1]:
+                break
+            chain.append(by_name[target])
+        if target in trail[:-1] and len(trail) > 1:
+            loop = frozenset(trail[trail.index(target) :])
+            if loop not in loops:
+                loops.add(loop)
+                reader.fault(f"models[{index}].target", f"aliases run in a circle: {' -> '.join(trail)}")
+        elif target != model.name and model.name in served:
+            reader.fault(
+                f"models[{index}].name",
+                f"{shown(model.name)} is a model of {called('backends')}[{served[model.name]}];"
+                " an alias would hide it",
+            )
+        resolved.append(
+            replace(
+                model,
+                target=target,
+                max_tokens=min((each.max_tokens for each in chain if each.max_tokens), default=None),
+                context_length=min(
+                    (each.context_length for each in chain if each.context_length), default=None
+                ),
+            )
+        )
+    return tuple(resolved)
