@@ -1,0 +1,1 @@
+"""Example plugins for llmgw; see README.md for how they came about."""

@@ -1,0 +1,88 @@
+"""The built-in plugins, offered through the same door as anybody's.
+
+``twisted/plugins/llmgw_dropin.py`` names them. Routers are pure and do not know
+the plugin contract; here they are declared to keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zope.interface import classImplements, implementer
+
+from llmgw.interfaces import CONTRACT, IRouter, IRouterFactory
+from llmgw.routing.adaptive import Adaptive
+from llmgw.routing.least_connections import LeastConnections
+from llmgw.routing.power_of_two import PowerOfTwo
+from llmgw.routing.round_robin import RoundRobin
+from llmgw.routing.weighted_least_connections import WeightedLeastConnections
+from llmgw.routing.weighted_round_robin import WeightedRoundRobin
+
+classImplements(Adaptive, IRouter)
+classImplements(RoundRobin, IRouter)
+classImplements(WeightedRoundRobin, IRouter)
+classImplements(LeastConnections, IRouter)
+classImplements(WeightedLeastConnections, IRouter)
+classImplements(PowerOfTwo, IRouter)
+
+
+@implementer(IRouterFactory)
+class RouterFactory:
+    """Offers a router class under a name.
+
+    :param make: builds it from its options, raising ``ConfigError``.
+    """
+
+    contract = CONTRACT
+
+    def __init__(self, name: str, description: str, make: Callable[[Mapping[str, Any]], Any]) -> None:
+        self.name = name
+        self.description = description
+        self._make = make
+
+    def build(self, options: Mapping[str, Any]) -> Any:
+        """:raise ConfigError: options are wrong."""
+        return self._make(options)
+
+
+adaptive = RouterFactory(
+    "adaptive",
+    "highest weight over load and measured time to first token",
+    Adaptive.from_options,
+)
+round_robin = RouterFactory(
+    "round-robin",
+    "everyone in turn",
+    RoundRobin.from_options,
+)
+weighted_round_robin = RouterFactory(
+    "weighted-round-robin",
+    "turns in proportion to weight, smoothly mixed",
+    WeightedRoundRobin.from_options,
+)
+least_connections = RouterFactory(
+    "least-connections",
+    "fewest requests in flight",
+    LeastConnections.from_options,
+)
+weighted_least_connections = RouterFactory(
+    "weighted-least-connections",
+    "fewest requests in flight for its weight",
+    WeightedLeastConnections.from_options,
+)
+power_of_two = RouterFactory(
+    "power-of-two",
+    "the less loaded of two drawn at random",
+    PowerOfTwo.from_options,
+)
+
+from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
+from llmgw.health.http import HttpHealthFactory  # noqa: E402
+from llmgw.health.llamacpp import LlamaCppHealthFactory  # noqa: E402
+from llmgw.ratelimit.local import LocalRateLimiterFactory  # noqa: E402
+
+llamacpp_health = LlamaCppHealthFactory()
+http_health = HttpHealthFactory()
+local_limiter = LocalRateLimiterFactory()
+keys_checker = KeysCheckerFactory()

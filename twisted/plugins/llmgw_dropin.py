@@ -1,0 +1,40 @@
+"""What llmgw offers to Twisted: names only.
+
+Every Twisted program of the environment may import this module, so it must stay
+cheap and install no reactor. No ``__init__.py`` may ever stand beside it or one
+level up: the wheel would overwrite Twisted's own (see ``docs/development.md``).
+"""
+
+from twisted.application.reactors import Reactor
+from twisted.application.service import ServiceMaker
+
+from llmgw.builtins import (
+    adaptive,
+    http_health,
+    keys_checker,
+    least_connections,
+    llamacpp_health,
+    local_limiter,
+    power_of_two,
+    round_robin,
+    weighted_least_connections,
+    weighted_round_robin,
+)
+
+__all__ = [
+    "adaptive",
+    "gateway",
+    "http_health",
+    "keys_checker",
+    "least_connections",
+    "llamacpp_health",
+    "local_limiter",
+    "power_of_two",
+    "round_robin",
+    "uvloop",
+    "weighted_least_connections",
+    "weighted_round_robin",
+]
+
+gateway = ServiceMaker("llmgw", "llmgw.tap", "LLM inference gateway", "llmgw")
+uvloop = Reactor("uvloop", "llmgw.wire.reactor", "asyncio reactor on uvloop (extra: fast)")
