@@ -1,0 +1,1 @@
+"""Health sources: plugins that watch one backend each and report facts."""

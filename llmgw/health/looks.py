@@ -1,0 +1,149 @@
+"""The rhythm that all polling sources share: look, report, wait, with jitter.
+
+One look at a time, and never one within two seconds of the last while the
+backend works: each question delays llama-server's noticing of closed requests.
+A backend that does not work has none to notice, so it is asked every second;
+and one that has just come up is asked again as soon as may be, since it takes
+two good looks to be believed (``rise``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import error
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.logger import Logger
+
+from llmgw.errors import ConfigError, ConfigFault
+from llmgw.values import HealthReport
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+    from llmgw.interfaces import IHealthTarget
+
+LEAST_INTERVAL_S = 2.0
+DOWN_INTERVAL_S = 1.0
+JITTER = 0.2
+DETAIL_CHARACTERS = 200
+
+
+class Looks:
+    """Base of the built-in sources: subclasses write :meth:`look`.
+
+    :param interval_s: between two looks, spread by ±20 %, at least 2 s.
+    :param timeout_s: for each question.
+    :param dice: for the spread.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self, reactor: IReactorTime, interval_s: float, timeout_s: float, dice: random.Random | None = None
+    ) -> None:
+        self.interval_s = interval_s
+        self.timeout_s = timeout_s
+        self._reactor = reactor
+        self._dice = dice or random.Random()
+        self._up = True
+        self._next: IDelayedCall | None = None
+        self._looking: Deferred[None] | None = None
+        self._target: IHealthTarget | None = None
+        self._report: Callable[[HealthReport], None] | None = None
+
+    def start(self, target: IHealthTarget, report: Callable[[HealthReport], None]) -> None:
+        """See :meth:`llmgw.interfaces.IHealthSource.start`."""
+        self._target = target
+        self._report = report
+        self._begin()
+
+    def stop(self) -> None:
+        """See :meth:`llmgw.interfaces.IHealthSource.stop`."""
+        self._target = self._report = None
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+
+    async def look(self) -> HealthReport:
+        """One look. What it raises becomes a report."""
+        raise NotImplementedError
+
+    async def ask(self, path: str) -> tuple[int, bytes]:
+        """One question of a look: status and body.
+
+        :raise CancelledError: the source was stopped meanwhile. Asked here too,
+            as a look may have taken the first cancelling for a failed question.
+        """
+        if self._target is None:
+            raise CancelledError
+        return await self._target.get(path, self.timeout_s)
+
+    def _begin(self) -> None:
+        self._next = None
+        looking = Deferred.fromCoroutine(self._look_once())
+        if not looking.called:
+            self._looking = looking
+
+    async def _look_once(self) -> None:
+        try:
+            report = await self.look()
+        except Exception as fault:
+            report = unanswered(fault)
+        self._looking = None
+        if self._report is None:
+            return  # stopped
+        # Arranged before the report, which may be what makes the gateway stop us.
+        self._next = self._reactor.callLater(self._wait_s(report), self._begin)
+        try:
+            self._report(report)
+        except Exception:
+            self.log.failure("taking in a health report")
+
+    def _wait_s(self, report: HealthReport) -> float:
+        was_up, self._up = self._up, report.alive and not report.loading
+        if not self._up:
+            return DOWN_INTERVAL_S
+        if not was_up:
+            return LEAST_INTERVAL_S
+        return max(LEAST_INTERVAL_S, self.interval_s * self._dice.uniform(1 - JITTER, 1 + JITTER))
+
+
+def unanswered(fault: Exception) -> HealthReport:
+    """The report of a look that got no answer."""
+    if isinstance(fault, TimeoutError | error.TimeoutError):
+        return HealthReport(alive=False, detail="no answer in time")
+    detail = one_line(str(fault)) or type(fault).__name__
+    return HealthReport(alive=False, refused=isinstance(fault, error.ConnectError), detail=detail)
+
+
+def one_line(text: str) -> str:
+    """``text`` for a report's ``detail``: short, and without line ends."""
+    return " ".join(text.split())[:DETAIL_CHARACTERS]
+
+
+def timing(options: Mapping[str, Any], allowed: tuple[str, ...] = ()) -> tuple[float, float]:
+    """``interval_s`` and ``timeout_s`` of an options table, checked.
+
+    :param allowed: other keys of the table.
+    :raise ConfigError: every fault of it.
+    """
+    known = ("interval_s", "timeout_s", *allowed)
+    faults = [ConfigFault(key, "unknown key") for key in options if key not in known]
+    found = {"interval_s": 5.0, "timeout_s": 2.0}
+    for key, least in (("interval_s", LEAST_INTERVAL_S), ("timeout_s", 0.05)):
+        value = options.get(key, found[key])
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            faults.append(ConfigFault(key, f"must be a number of seconds, not {value!r}"))
+        elif not least <= value <= 3600:
+            faults.append(ConfigFault(key, f"must be from {least:g} to 3600, not {value!r}"))
+        else:
+            found[key] = float(value)
+    if faults:
+        raise ConfigError(faults)
+    return found["interval_s"], found["timeout_s"]

@@ -1,0 +1,59 @@
+"""What a server's ``/v1/models`` says, read as kindly as may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class ModelList(Struct, frozen=True):
+    """The names a server takes, each once.
+
+    :param context_length: the smallest window told of, tokens (vLLM, SGLang).
+    """
+
+    names: tuple[str, ...]
+    context_length: int | None = None
+
+
+class _Answer(Struct):
+    data: list[Any] | None
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def read_model_list(body: bytes) -> ModelList | None:
+    """``None`` when ``body`` is no model list (an HTML page, an error).
+
+    An entry that makes no sense is left out. ``data`` may be ``null``, as Ollama
+    writes it while it has no model. llama-server's router lists models whose
+    load failed (``status.failed``); these are left out as well.
+    """
+    try:
+        entries = _decode(body).data or []
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    names: dict[str, None] = {}
+    lengths: list[int] = []
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            continue
+        name = entry.get("id")
+        status = entry.get("status")
+        failed = isinstance(status, Mapping) and status.get("failed") is True
+        if not isinstance(name, str) or not name or failed:
+            continue
+        names[name] = None
+        length = positive(entry.get("max_model_len"))
+        if length is not None:
+            lengths.append(length)
+    return ModelList(tuple(names), min(lengths, default=None))
+
+
+def positive(value: Any) -> int | None:
+    """``value`` if it is a whole number above zero."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,194 @@
+"""How a health source asks its backend: one connection per question, bounded.
+
+A bare agent asks, and treq reads the answer. treq's client would add what a
+probe must not have: cookies, redirects, and compression, with which a small
+answer can unfold to gigabytes. It also (26.7) refuses IPv6 addresses.
+
+Whatever happens, the connection is closed when the question is over, and the
+error says who is at fault, see :meth:`Target.get`.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
+
+import treq
+from OpenSSL import SSL
+from service_identity import CertificateError, VerificationError
+from twisted.internet import error
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
+from twisted.protocols.tls import TLSMemoryBIOProtocol
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, HTTPConnectionPool, ResponseFailed
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
+
+from llmgw.interfaces import IHealthTarget
+from llmgw.wire.pool import endpoint_for, tls_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
+
+ANSWER_BYTES = 1 << 20
+"""An answer may be so long, its head included."""
+
+OUR_FAULTS = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE)
+"""No local port or descriptor left: says nothing about the backend."""
+
+
+class NoAnswerError(Exception):
+    """Somebody took the connection, and no whole HTTP answer came of it."""
+
+
+@implementer(IHealthTarget)
+class Target:
+    """One backend as health sources see it.
+
+    :param url: base URL, ``http`` or ``https``.
+    :param tls: what :func:`llmgw.wire.pool.tls_options` made for it; ``None``
+        judges an ``https`` backend by name and the system's authorities.
+    """
+
+    def __init__(self, reactor: Any, id: str, url: str, headers: Mapping[str, str], tls: Any = None) -> None:
+        self.id = id
+        self.url = url
+        self.headers = headers
+        self._reactor = reactor
+        parts = urlsplit(url)
+        self._scheme = parts.scheme
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = tls
+        if tls is None and parts.scheme == "https":
+            self._tls = tls_options(self._host, None, True)
+
+    def get(self, path: str, timeout_s: float) -> Deferred[tuple[int, bytes]]:
+        """See :meth:`llmgw.interfaces.IHealthTarget.get`.
+
+        :raise twisted.internet.error.ConnectError: refused, no route, or the
+            certificate is not to be trusted (``SSLError``).
+        :raise twisted.internet.error.DNSLookupError: the name has no address.
+        :raise NoAnswerError: it closed, spoke something else, or did not stop.
+        :raise OSError: this machine has no descriptor or port left.
+        """
+
+        def too_late(outcome: Any, timeout_s: float) -> Any:
+            # The timer has cancelled the question, which fails in one way or another.
+            if isinstance(outcome, Failure):
+                raise TimeoutError(f"no answer from {path} in {timeout_s:g} s")
+            return outcome
+
+        asking = Deferred.fromCoroutine(self._get(path, timeout_s))
+        return asking.addTimeout(timeout_s, self._reactor, onTimeoutCancel=too_late)
+
+    async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        endpoint = endpoint_for(
+            self._reactor, self._scheme, self._host, self._port, connect_s=timeout_s, tls=self._tls
+        )
+        line = _Line(endpoint)
+        agent = Agent.usingEndpointFactory(
+            self._reactor, line, pool=HTTPConnectionPool(self._reactor, persistent=False)
+        )
+        headers = Headers({"user-agent": ["llmgw"]})
+        for name, value in self.headers.items():
+            headers.setRawHeaders(name, [value])
+        whole = False
+        try:
+            response = await agent.request(b"GET", (self.url + path).encode("ascii"), headers)
+            body = await treq.content(response)
+            whole = True
+            return response.code, body
+        except Exception as fault:
+            flood = NoAnswerError(f"{path} answered more than {ANSWER_BYTES} bytes")
+            raise (flood if line.flooded else _cause(fault)) from None
+        finally:
+            line.end(whole)
+
+
+@implementer(IAgentEndpointFactory)
+class _Line:
+    """Opens the one connection of a question, counts what comes, and closes it."""
+
+    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+        self._endpoint = endpoint
+        self._wire: _Wire | None = None
+
+    @property
+    def flooded(self) -> bool:
+        """The answer was cut off for its length."""
+        return self._wire is not None and self._wire.left < 0
+
+    def endpointForURI(self, uri: Any) -> IStreamClientEndpoint:
+        return cast("IStreamClientEndpoint", self)
+
+    def connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
+        """What the agent calls as on any endpoint; it gets its own protocol back."""
+        opening = self._endpoint.connect(_WireFactory(factory))
+        return opening.addCallback(self._opened)
+
+    def end(self, whole: bool) -> None:
+        """Close. After a whole answer in peace; otherwise so that nothing lingers."""
+        if self._wire is not None:
+            self._wire.close(whole)
+
+    def _opened(self, wire: Any) -> IProtocol:
+        self._wire = wire
+        return cast("IProtocol", wire.wrappedProtocol)
+
+
+class _Wire(ProtocolWrapper):
+    left = ANSWER_BYTES
+
+    def dataReceived(self, data: bytes) -> None:
+        self.left -= len(data)
+        if self.left < 0:
+            self.close(False)
+        else:
+            super().dataReceived(data)
+
+    def close(self, whole: bool) -> None:
+        """Close, waiting for nothing: a peer need not answer a TLS ``close_notify``."""
+        transport: Any = self.transport
+        if not whole:
+            transport.abortConnection()
+            return
+        transport.loseConnection()
+        if isinstance(transport, TLSMemoryBIOProtocol):
+            beneath: Any = transport.transport
+            beneath.loseConnection()
+
+
+class _WireFactory(WrappingFactory):
+    protocol = _Wire
+    noisy = False
+
+
+def _cause(fault: Exception) -> Exception:
+    """What is behind an agent's error, told by the classes that ``get`` promises."""
+    if isinstance(fault, error.ConnectingCancelledError):
+        return CancelledError()
+    if isinstance(fault, error.TimeoutError | error.TCPTimedOutError):
+        return TimeoutError(str(fault))
+    if isinstance(fault, error.ConnectError) and fault.osError in OUR_FAULTS:
+        return OSError(fault.osError, str(fault))
+    if not isinstance(fault, ResponseFailed):
+        return fault
+    for reason in fault.reasons:
+        value = reason.value
+        if isinstance(value, CancelledError):
+            return value
+        if isinstance(value, SSL.Error):
+            # Its argument is OpenSSL's queue of (library, function, reason).
+            queue = value.args[0] if value.args else ()
+            return error.SSLError(string="; ".join(entry[-1] for entry in queue) or "handshake failed")
+        if isinstance(value, VerificationError | CertificateError):
+            return error.SSLError(string="the certificate is for another name")
+        if isinstance(value, error.ConnectionClosed):
+            return NoAnswerError("it closed the connection before its answer was whole")
+    return NoAnswerError("it answered with something that is not HTTP")
