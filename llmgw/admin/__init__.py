@@ -1,0 +1,1 @@
+"""The operator's side: metrics, probes, state. Ordinary ``twisted.web``."""
