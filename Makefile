@@ -1,0 +1,127 @@
+# Two commands: `make run` and `make test`. Both are thin; the work is in `llmgw demo` and pytest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+
+# Another Python for .venv: make run PYTHON=/usr/bin/python3.12
+PYTHON ?= python3
+# Seconds after which `make run` ends by itself; empty: on Ctrl-C.
+DEMO_SECONDS ?=
+# More options for `llmgw demo`, such as --port 9443.
+DEMO_OPTIONS ?=
+# More options for pytest, such as -x or -k health.
+PYTEST_OPTIONS ?=
+# Debian packages that the tests need.
+APT :=
+
+.PHONY: help run test test-slow lint format clean system
+
+help: ## say what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1|/' | column -t -s '|'
+
+run: $(VENV)/.run ## start three real llama-servers and a gateway before them
+	@exec $(VENV)/bin/llmgw demo --end-with-parent $(if $(DEMO_SECONDS),--seconds '$(DEMO_SECONDS)') $(DEMO_OPTIONS)
+
+# The closing line of pytest is repeated, so that it stands last whatever the coverage gate says.
+test: lint system ## lint, types, all tests but the slow ones, coverage of core and routing
+	@log=$(VENV)/pytest.log; status=0
+	$(PY) -m pytest --cov --cov-report= -m 'not slow' $(PYTEST_OPTIONS) 2>&1 | tee "$$log" || status=$$?
+	if [ $$status -eq 0 ]; then
+		$(PY) -m coverage report --include='llmgw/core/*,llmgw/routing/*' --skip-covered --fail-under=100 || status=$$?
+		tail -n 1 "$$log"
+	fi
+	exit $$status
+
+test-slow: $(VENV)/.test system ## the slow tests
+	@$(PY) -m pytest -m slow $(PYTEST_OPTIONS)
+
+lint: $(VENV)/.test ## ruff and mypy
+	@$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(VENV)/.test ## let ruff format everything
+	@$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## remove what was made, .venv and .demo included
+	rm -rf $(VENV) .demo .coverage .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tests/clients/node_modules
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# --- what the above stand on -------------------------------------------------
+
+# Which Python: the first one that is new enough and can make an environment.
+$(VENV)/.made:
+	@good='import sys, ensurepip; sys.exit(sys.version_info < (3, 11))'
+	new='import sys; sys.exit(sys.version_info < (3, 11))'
+	if ! $(PY) -c "$$good" 2>/dev/null; then
+		chosen=; bare=
+		for candidate in '$(PYTHON)' python3.14 python3.13 python3.12 python3.11 /usr/bin/python3; do
+			if "$$candidate" -c "$$good" 2>/dev/null; then chosen=$$candidate; break; fi
+			if [ -z "$$bare" ] && "$$candidate" -c "$$new" 2>/dev/null; then bare=$$candidate; fi
+		done
+		if [ -z "$$chosen" ] && [ -n "$$bare" ]; then
+			$(MAKE) --no-print-directory system APT=python3-venv
+			if ! /usr/bin/python3 -c "$$good" 2>/dev/null; then
+				echo "$$bare cannot make virtual environments: it lacks ensurepip. On Debian: apt-get install python3-venv" >&2
+				exit 1
+			fi
+			chosen=/usr/bin/python3
+		fi
+		if [ -z "$$chosen" ]; then
+			echo "llmgw needs Python 3.11 or newer, and '$(PYTHON)' is $$('$(PYTHON)' --version 2>&1 || true). Name another: make PYTHON=/path/to/python3" >&2
+			exit 1
+		fi
+		echo "Making $(VENV) with $$("$$chosen" --version) ($$chosen)"
+		"$$chosen" -m venv --clear $(VENV)
+	fi
+	touch $@
+
+$(VENV)/.run: setup.cfg pyproject.toml | $(VENV)/.made
+	@echo 'Installing llmgw and what the demo needs'
+	if ! $(PIP) install -e '.[demo,fast]'; then
+		echo 'The real llama.cpp server cannot be installed here; the demo will use simulated ones.' >&2
+		$(PIP) install -e . 'openai>=2'
+	fi
+	touch $@
+
+$(VENV)/.test: setup.cfg pyproject.toml | $(VENV)/.made
+	@echo 'Installing llmgw and what the tests need'
+	$(PIP) install 'setuptools>=77' wheel
+	$(PIP) install -e '.[test]'
+	touch $@
+
+# Clients in JavaScript, where there is Node.
+ifneq ($(wildcard tests/clients/package.json),)
+ifneq ($(shell command -v npm),)
+test test-slow: $(VENV)/.clients
+endif
+endif
+$(VENV)/.clients: $(wildcard tests/clients/package*.json) | $(VENV)/.made
+	@npm --prefix tests/clients install --no-audit --no-fund --loglevel=error
+	touch $@
+
+# Installs what is missing where that is allowed; tests that lack a program say so and are skipped.
+system:
+	@missing=
+	for package in $(APT); do
+		dpkg-query -W -f '$${Status}' "$$package" 2>/dev/null | grep -q ' installed$$' || missing+=" $$package"
+	done
+	[ -n "$$missing" ] || exit 0
+	if ! command -v apt-get >/dev/null; then echo "not installed:$$missing (no apt-get here)" >&2; exit 0; fi
+	sudo=
+	if [ "$$(id -u)" -ne 0 ]; then
+		if ! sudo -n true 2>/dev/null; then echo "not installed:$$missing (needs root)" >&2; exit 0; fi
+		sudo='sudo -n'
+	fi
+	echo "Installing$$missing"
+	$$sudo apt-get update -qq
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+		-o Dpkg::Use-Pty=0 -o Dpkg::Options::=--force-confold $$missing >/dev/null
