@@ -1,0 +1,225 @@
+"""The configured backends, made real: a place in the fleet, a pool, health sources.
+
+:class:`Backends` brings the running set in line with a configured one, whether
+that came from the file, a reload, or a discovery. A backend that goes away is
+drained by the fleet: its streams run on, its pool closes behind them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from msgspec.structs import fields, replace
+from twisted.logger import Logger
+
+from llmgw import plugins
+from llmgw.core.fleet import BackendSpec
+from llmgw.core.http import HeadLimits
+from llmgw.errors import ConfigError, ConfigFault
+from llmgw.gateway.attempt import Outbound
+from llmgw.gateway.gateway import Upstream
+from llmgw.health.target import Target
+from llmgw.values import HealthReport
+from llmgw.wire.pool import Pool, endpoint_for, tls_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from llmgw.config import BackendConfig, Config, PluginConfig
+    from llmgw.core.fleet import Fleet
+    from llmgw.gateway.gateway import Gateway
+    from llmgw.wire.sweep import Sweep
+
+
+class Watch:
+    """All health sources of one backend, and the one report they make together.
+
+    The first source's word on life and death counts; of the figures each adds
+    what the ones before it did not tell.
+    """
+
+    def __init__(self, sources: Sequence[Any], target: Target, report: Callable[[HealthReport], None]) -> None:
+        self._sources = list(sources)
+        self._reports: list[HealthReport | None] = [None] * len(self._sources)
+        self._target = target
+        self._report = report
+
+    @property
+    def looked(self) -> bool:
+        """The first source has reported."""
+        return self._reports[0] is not None
+
+    def start(self) -> None:
+        """Start every source."""
+        for index, source in enumerate(self._sources):
+            source.start(self._target, lambda report, index=index: self._reported(index, report))
+
+    def stop(self) -> None:
+        """Stop every source."""
+        for source in self._sources:
+            source.stop()
+
+    def _reported(self, index: int, report: HealthReport) -> None:
+        self._reports[index] = report
+        first = self._reports[0]
+        if first is None:
+            return
+        merged = first
+        for other in self._reports[1:]:
+            if other is not None:
+                merged = _completed(merged, other)
+        self._report(merged)
+
+
+def _completed(report: HealthReport, other: HealthReport) -> HealthReport:
+    """``report`` with what only ``other`` told."""
+    gaps = {
+        field.name: getattr(other, field.name)
+        for field in fields(HealthReport)
+        if getattr(report, field.name) is None and getattr(other, field.name) is not None
+    }
+    return replace(report, **gaps) if gaps else report
+
+
+class Backends:
+    """Keeps fleet, pools and health sources in line with what is configured."""
+
+    log = Logger()
+
+    def __init__(self, fleet: Fleet, gateway: Gateway, sweep: Sweep, reactor: Any) -> None:
+        self._fleet = fleet
+        self._gateway = gateway
+        self._sweep = sweep
+        self._reactor = reactor
+        self._watches: dict[str, Watch] = {}
+        self._health: dict[str, tuple[PluginConfig, ...]] = {}
+        self._running = False
+
+    def verify(self, config: Config) -> None:
+        """Build everything once and throw it away.
+
+        :raise ConfigError: some backend's TLS files or health plugins are wrong.
+        """
+        faults: list[ConfigFault] = []
+        for index, backend in enumerate(config.backends):
+            try:
+                _tls(backend)
+            except (OSError, ValueError) as error:
+                faults.append(ConfigFault(f"backends[{index}].tls.ca_file", f"no usable certificate: {error}"))
+        if faults:
+            raise ConfigError(faults, config.source)
+        for index, table in enumerate(config.health):
+            plugins.build("health", table.plugin, table.options, self._reactor, where=f"health[{index}]")
+        for index, backend in enumerate(config.backends):
+            if backend.health is not None:
+                plugins.build("health", backend.health, {}, self._reactor, where=f"backends[{index}].health")
+
+    def apply(self, config: Config) -> None:
+        """Add, change and remove, so that exactly ``config.backends`` are served."""
+        wanted = {backend.id: backend for backend in config.backends}
+        upstreams = self._gateway.upstreams
+        for id in [id for id in upstreams if id not in wanted]:
+            self._remove(id)
+        for backend in wanted.values():
+            known = upstreams.get(backend.id)
+            health = _health_of(backend, config)
+            if known is None or known.config != backend or self._health[backend.id] != health:
+                self._put(backend, config, health)
+
+    def start(self) -> None:
+        """Start watching."""
+        self._running = True
+        for watch in self._watches.values():
+            watch.start()
+
+    def stop(self) -> None:
+        """Stop watching and close what is idle."""
+        self._running = False
+        for watch in self._watches.values():
+            watch.stop()
+        for upstream in self._gateway.upstreams.values():
+            upstream.pool.close()
+
+    def all_looked(self) -> bool:
+        """Every backend has been looked at once."""
+        return all(watch.looked for watch in self._watches.values())
+
+    def _put(self, backend: BackendConfig, config: Config, health: tuple[PluginConfig, ...]) -> None:
+        id = backend.id
+        old = self._gateway.upstreams.get(id)
+        if old is not None:
+            self._watches.pop(id).stop()
+            old.pool.close()
+        tls = _tls(backend)
+        self._gateway.upstreams[id] = Upstream(backend, Outbound(backend), self._pool(backend, config, tls))
+        self._fleet.put(
+            BackendSpec(
+                id=id,
+                url=backend.url,
+                weight=backend.weight,
+                models=backend.models,
+                max_connections=backend.max_connections,
+                context_length=backend.context_length,
+                labels=backend.labels,
+            ),
+            self._sweep.clock(),
+        )
+        headers = {}
+        if backend.api_key is not None:
+            headers["authorization"] = f"Bearer {backend.api_key.reveal()}"
+        sources = [plugins.build("health", table.plugin, table.options, self._reactor) for table in health]
+        watch = Watch(
+            sources,
+            Target(self._reactor, id, backend.url, headers, tls),
+            lambda report: self._fleet.report(id, report, self._sweep.clock()),
+        )
+        self._watches[id] = watch
+        self._health[id] = health
+        if self._running:
+            watch.start()
+
+    def _remove(self, id: str) -> None:
+        self._watches.pop(id).stop()
+        del self._health[id]
+        self._fleet.remove(id, self._sweep.clock())
+        self._gateway.upstreams.pop(id).pool.close()
+        self.log.info("backend {backend}: removed; requests at work there run on", backend=id)
+
+    def _pool(self, backend: BackendConfig, config: Config, tls: Any) -> Pool:
+        parts = urlsplit(backend.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        timeouts = config.timeouts
+        host = parts.hostname or ""
+        return Pool(
+            lambda: endpoint_for(self._reactor, parts.scheme, host, port, connect_s=timeouts.connect_s, tls=tls),
+            tls=tls is not None,
+            sweep=self._sweep,
+            head_limits=HeadLimits(
+                header_line=config.limits.upstream_head_bytes,
+                headers=config.limits.upstream_head_bytes,
+            ),
+            connect_s=timeouts.connect_s,
+            idle_s=timeouts.upstream_idle_s,
+            close_grace_s=timeouts.close_grace_s,
+        )
+
+
+def _tls(backend: BackendConfig) -> Any:
+    parts = urlsplit(backend.url)
+    if parts.scheme != "https":
+        return None
+    return tls_options(parts.hostname or "", backend.tls.ca_file, backend.tls.verify)
+
+
+def _health_of(backend: BackendConfig, config: Config) -> tuple[PluginConfig, ...]:
+    """The health tables for one backend: the plugin it names, with the options of
+    the table of that name if there is one, or else all tables."""
+    if backend.health is None:
+        return config.health
+    named = tuple(table for table in config.health if table.plugin == backend.health)
+    if named:
+        return named
+    from llmgw.config import PluginConfig
+
+    return (PluginConfig(backend.health),)

@@ -1,0 +1,119 @@
+"""Errors and limits as bytes, in the dialect of the route; the one place that builds them.
+
+Forms: OpenAI ``{"error": {"message", "type", "code", "param"}}``; Anthropic
+``{"type": "error", "error": {"type", "message"}}``; Ollama ``{"error": "…"}``.
+Headers that the official clients obey: ``Retry-After`` (whole seconds,
+RFC 9110 section 10.2.3), ``retry-after-ms``, ``x-should-retry``, and the six
+``x-ratelimit-*`` with durations such as ``1s`` or ``6m0s``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from llmgw.gateway.routes import ANTHROPIC, OLLAMA
+
+if TYPE_CHECKING:
+    from llmgw.errors import GatewayError
+    from llmgw.values import Decision, LimitState
+
+_encode = msgspec.json.Encoder().encode
+
+JSON = (b"content-type", b"application/json; charset=utf-8")
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(error: GatewayError, dialect: str) -> bytes:
+    """The body of an error answer."""
+    if dialect == ANTHROPIC:
+        return _encode({"type": "error", "error": _anthropic(error)})
+    if dialect == OLLAMA:
+        return _encode({"error": error.message})
+    return _encode({"error": _openai(error)})
+
+
+def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
+    """The headers of an error answer, ``content-type`` included."""
+    headers = [JSON]
+    if error.retry_after_s is not None:
+        wait_s = max(0.001, error.retry_after_s)
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(wait_s))))
+        headers.append((b"retry-after-ms", b"%d" % math.ceil(wait_s * 1000)))
+    if error.should_retry is not None:
+        headers.append((b"x-should-retry", b"true" if error.should_retry else b"false"))
+    if error.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    headers += [(name.encode("ascii"), value.encode("ascii", "replace")) for name, value in error.headers]
+    return headers
+
+
+def error_event(error: GatewayError, dialect: str, meter_dialect: str, *, inside_event: bool) -> bytes:
+    """An error as the last event of a stream.
+
+    :param inside_event: the backend was cut inside an event; a blank line first
+        ends that fragment, so that the error is an event of its own.
+    """
+    start = b"\n\n" if inside_event else b""
+    if dialect == OLLAMA:
+        return start[:1] + error_body(error, dialect) + b"\n"
+    if dialect == ANTHROPIC:
+        return start + b"event: error\ndata: " + error_body(error, dialect) + b"\n\n"
+    if meter_dialect == "responses":
+        body = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        return start + b"event: error\ndata: " + _encode(body) + b"\n\n"
+    return start + b"data: " + error_body(error, dialect) + b"\n\n"
+
+
+def limit_headers(decision: Decision) -> list[tuple[bytes, bytes]]:
+    """The ``x-ratelimit-*`` headers of a limiter's decision."""
+    headers: list[tuple[bytes, bytes]] = []
+    for unit, state in ((b"requests", decision.requests), (b"tokens", decision.tokens)):
+        if state is not None:
+            headers += _limit(unit, state)
+    return headers
+
+
+def _limit(unit: bytes, state: LimitState) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"x-ratelimit-limit-" + unit, b"%d" % state.limit),
+        (b"x-ratelimit-remaining-" + unit, b"%d" % max(0, state.remaining)),
+        (b"x-ratelimit-reset-" + unit, duration(state.reset_s)),
+    ]
+
+
+def duration(seconds: float) -> bytes:
+    """Seconds in OpenAI's form: ``350ms``, ``1s``, ``6m0s``, ``1h2m3s``."""
+    if seconds < 1:
+        return b"%dms" % math.ceil(max(0.0, seconds) * 1000)
+    whole = math.ceil(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return b"%dh%dm%ds" % (hours, minutes, left)
+    if minutes:
+        return b"%dm%ds" % (minutes, left)
+    return b"%ds" % left
+
+
+def _openai(error: GatewayError) -> dict[str, object]:
+    return {"message": error.message, "type": error.type, "code": error.code, "param": error.param}
+
+
+def _anthropic(error: GatewayError) -> dict[str, object]:
+    kind = _ANTHROPIC_TYPES.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < 500 else "api_error"
+    return {"type": kind, "message": error.message, "code": error.code}

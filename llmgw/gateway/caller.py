@@ -1,0 +1,131 @@
+"""Who is calling: from the credential in the request to a :class:`~llmgw.values.Caller`.
+
+A credential may stand in ``Authorization: Bearer``, in ``x-api-key`` (Anthropic)
+or ``api-key`` (Azure). If more than one is sent they must be the same: "either
+valid one wins" would let one tenant act for another. None of them, and no other
+credential header, ever reaches a backend.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from twisted.cred.credentials import Anonymous, IAnonymous, IUsernamePassword, UsernamePassword
+from twisted.cred.error import LoginFailed
+from twisted.internet.defer import Deferred, maybeDeferred
+
+from llmgw.access.credentials import ApiKey, IApiKey
+from llmgw.errors import InvalidApiKey, RateLimited
+from llmgw.values import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llmgw.access.flood import FailureFlood
+
+_KEY_HEADERS = (b"x-api-key", b"api-key")
+
+
+class Callers:
+    """Asks the configured checkers, in their order.
+
+    :param checkers: ``twisted.cred`` checkers; the first that accepts wins.
+    :param flood: counts failures by address.
+    """
+
+    def __init__(self, checkers: Sequence[Any], flood: FailureFlood) -> None:
+        self.checkers = tuple(checkers)
+        self._flood = flood
+        self._anonymous = any(IAnonymous in checker.credentialInterfaces for checker in self.checkers)
+        self._keyed = [c for c in self.checkers if IApiKey in c.credentialInterfaces]
+        self._named = [c for c in self.checkers if IUsernamePassword in c.credentialInterfaces]
+
+    def identify(
+        self, headers: Mapping[bytes, bytes], peer: str, now_s: float
+    ) -> Caller | Deferred[Caller]:
+        """The caller, at once for our own checkers, else as a Deferred.
+
+        :raise InvalidApiKey: no credential, a wrong one, or two that differ.
+        :raise RateLimited: as before, for the eleventh time in a minute from this address.
+        """
+        secret, password = _credentials(headers)
+        if secret is not None:
+            for checker in self._keyed:
+                try:
+                    avatar = checker.requestAvatarId(ApiKey(secret, peer))
+                except LoginFailed:
+                    continue
+                if isinstance(avatar, Deferred):
+                    return self._later(checker, avatar, peer, now_s)
+                return _caller(checker, avatar)
+        if password is not None:
+            for checker in self._named:
+                return self._later(checker, _login(checker, UsernamePassword(*password)), peer, now_s)
+        if self._anonymous and secret is None and password is None:
+            return Caller(id="anonymous")
+        if self._anonymous and not self._keyed and not self._named:
+            return Caller(id="anonymous")
+        raise self._refusal(peer, now_s, given=secret is not None or password is not None)
+
+    async def _checked(self, checker: Any, avatar: Deferred[Any], peer: str, now_s: float) -> Caller:
+        try:
+            return _caller(checker, await avatar)
+        except LoginFailed:
+            raise self._refusal(peer, now_s, given=True) from None
+
+    def _later(self, checker: Any, avatar: Deferred[Any], peer: str, now_s: float) -> Deferred[Caller]:
+        return Deferred.fromCoroutine(self._checked(checker, avatar, peer, now_s))
+
+    def _refusal(self, peer: str, now_s: float, *, given: bool) -> InvalidApiKey | RateLimited:
+        retry_after_s = self._flood.failed(peer, now_s)
+        if retry_after_s:
+            return RateLimited("too many failed logins from this address", retry_after_s=retry_after_s)
+        if given:
+            return InvalidApiKey("the API key is not valid")
+        return InvalidApiKey("an API key is needed: Authorization: Bearer …, or x-api-key")
+
+
+def _credentials(headers: Mapping[bytes, bytes]) -> tuple[str | None, tuple[bytes, bytes] | None]:
+    """The key, or else the name and password, that a request carries.
+
+    :raise InvalidApiKey: two keys that differ.
+    """
+    secret: bytes | None = None
+    password: tuple[bytes, bytes] | None = None
+    authorization = headers.get(b"authorization")
+    if authorization is not None:
+        scheme, _, rest = authorization.partition(b" ")
+        rest = rest.strip()
+        kind = scheme.lower()
+        if kind == b"bearer" and rest:
+            secret = rest
+        elif kind == b"basic":
+            try:
+                name, separator, word = base64.b64decode(rest, validate=True).partition(b":")
+            except ValueError:
+                separator = b""
+            if separator:
+                password = (name, word)
+    for header in _KEY_HEADERS:
+        value = headers.get(header)
+        if value:
+            if secret is not None and value != secret:
+                raise InvalidApiKey("the request carries two different API keys")
+            secret = value
+    return (None if secret is None else secret.decode("latin-1")), password
+
+
+def _login(checker: Any, credentials: Any) -> Deferred[Any]:
+    return maybeDeferred(checker.requestAvatarId, credentials)
+
+
+def _caller(checker: Any, avatar: Any) -> Caller:
+    """What a checker knows of its avatar; a foreign checker knows only the name."""
+    lookup = getattr(checker, "caller", None)
+    if lookup is not None:
+        found: Caller = lookup(avatar)
+        return found
+    if isinstance(avatar, bytes):
+        avatar = avatar.decode("utf-8", "replace")
+    return Caller(id=str(avatar) or "anonymous")

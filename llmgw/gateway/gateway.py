@@ -1,0 +1,215 @@
+"""What all requests of this process share, put together by ``service``."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from llmgw.gateway import answers
+from llmgw.gateway.exchange import Exchange
+from llmgw.errors import GatewayError
+from llmgw.values import Backend, Choice, Usage
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping, Sequence
+
+    from llmgw.config import BackendConfig, Config, ModelConfig
+    from llmgw.core.body import BodyLimits
+    from llmgw.core.fleet import Fleet
+    from llmgw.core.http import HttpFault
+    from llmgw.core.retry import RetryBudget
+    from llmgw.gateway.access_log import AccessLog
+    from llmgw.gateway.attempt import Outbound
+    from llmgw.gateway.caller import Callers
+    from llmgw.values import Event, Policy, Request
+    from llmgw.wire.incoming import Headers, Incoming
+    from llmgw.wire.pool import Pool
+    from llmgw.wire.sweep import Sweep
+
+
+class Gap(Protocol):
+    """Takes the seconds between two pieces of a stream."""
+
+    def observe(self, value: float) -> None:
+        """One value."""
+
+
+class IMetrics(Protocol):
+    """What requests report; ``admin.metrics`` counts it."""
+
+    def request(
+        self,
+        *,
+        route: str,
+        model: str | None,
+        backend: str | None,
+        status: int,
+        duration_s: float,
+        ttft_s: float | None,
+        overhead_s: float | None,
+    ) -> None:
+        """A request is over."""
+
+    def tokens(self, model: str | None, used: Usage) -> None:
+        """Tokens of a request."""
+
+    def gaps(self, model: str | None, backend: str) -> Gap:
+        """The histogram of a stream's gaps, looked up once per stream."""
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused; ``reason`` is an error's code."""
+
+    def retried(self, reason: str) -> None:
+        """An attempt failed, and another follows."""
+
+    def client_abort(self) -> None:
+        """A client left."""
+
+
+class Upstream(Struct):
+    """How one backend is reached."""
+
+    config: BackendConfig
+    outbound: Outbound
+    pool: Pool
+
+
+class Gateway:
+    """The parts that exchanges use. ``service`` swaps them on reload; requests at
+    work keep what they hold.
+
+    :ivar upstreams: by backend id.
+    :ivar aliases: model rules by the name clients use.
+    :ivar per_key: requests at work by key id.
+    :ivar in_flight: requests at work.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        fleet: Fleet,
+        router: Any,
+        limiter: Any,
+        callers: Callers,
+        budget: RetryBudget,
+        metrics: IMetrics,
+        access_log: AccessLog | None,
+        body_limits: BodyLimits,
+        sweep: Sweep,
+        reactor: Any,
+        dice: random.Random,
+    ) -> None:
+        self.reactor = reactor
+        self.fleet = fleet
+        self.router = router
+        self.limiter = limiter
+        self.callers = callers
+        self.budget = budget
+        self.metrics = metrics
+        self.access_log = access_log
+        self.body_limits = body_limits
+        self.sweep = sweep
+        self.clock = sweep.clock
+        self.wall_clock = time.time
+        self.dice = dice
+        self.upstreams: dict[str, Upstream] = {}
+        self.per_key: Counter[str] = Counter()
+        self.in_flight = 0
+        self.scores: dict[str, float] = {}
+        self.router_faults = 0
+        self.limiter_degraded = 0
+        self._complained_s = float("-inf")
+        self._exchanges: set[Deferred[None]] = set()
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take the plain figures of ``config``."""
+        self.config = config
+        self.policies: tuple[Policy, ...] = config.rate_limits
+        self.counts_tokens = any(policy.tokens_per_minute for policy in config.rate_limits)
+        self.aliases: Mapping[str, ModelConfig] = {model.name: model for model in config.models}
+        self.origins = frozenset(config.cors.origins)
+
+    # --- called by the site ---
+
+    def serve(self, incoming: Incoming) -> None:
+        """Start the exchange of one request. Never raises."""
+        exchange = Exchange(self, incoming)
+        task = Deferred.fromCoroutine(exchange.run())
+        if task.called:
+            return
+        incoming.task = task
+        self._exchanges.add(task)
+        task.addBoth(self._exchange_over, task)
+
+    def fault_answer(self, fault: HttpFault) -> tuple[Headers, bytes]:
+        """Headers and body for bytes that are no request."""
+        self.metrics.rejected(fault.code)
+        error = GatewayError(fault.message, code=fault.code, status=fault.status)
+        error.type = "invalid_request_error" if fault.status < 500 else "server_error"
+        return answers.error_headers(error), answers.error_body(error, "openai")
+
+    # --- used by exchanges ---
+
+    def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
+        """Ask the router; a router that fails, or names a stranger, is replaced by
+        least connections for this request, and its fault is logged once a minute at most."""
+        try:
+            answer = self.router.choose(request, candidates, now_s)
+        except Exception:
+            self._complain("router", now_s)
+        else:
+            if answer is None:
+                return None
+            choice = answer if isinstance(answer, Choice) else Choice(answer)
+            if any(choice.backend is candidate for candidate in candidates):
+                self.scores[choice.backend.id] = choice.score
+                return choice
+            self._complain("router", now_s, f"chose {answer!r}, which is no candidate")
+        self.router_faults += 1
+        least = min(candidates, key=lambda backend: backend.profile.in_flight)
+        return Choice(least, why="least connections: the router failed")
+
+    def tell_router(self, event: Event) -> None:
+        """Let the router learn; what it raises is its own affair."""
+        try:
+            self.router.observe(event)
+        except Exception:
+            self._complain("router", self.clock())
+
+    def settle(self, reservation: Any, used: Usage | None) -> None:
+        """Give a reservation back to the limiter, whatever it makes of it."""
+        try:
+            self.limiter.settle(reservation, used)
+        except Exception:
+            self._complain("rate limiter", self.clock())
+
+    def cancel_all(self) -> None:
+        """Cancel every exchange."""
+        for task in list(self._exchanges):
+            task.cancel()
+
+    # --- our own ---
+
+    def _exchange_over(self, result: Any, task: Deferred[None]) -> None:
+        self._exchanges.discard(task)
+        if result is not None:
+            self.log.failure("an exchange ended with an error of ours", failure=result)
+
+    def _complain(self, what: str, now_s: float, detail: str | None = None) -> None:
+        if now_s - self._complained_s < 60.0:
+            return
+        self._complained_s = now_s
+        if detail is None:
+            self.log.failure("the {what} plugin raised", what=what)
+        else:
+            self.log.error("the {what} plugin {detail}", what=what, detail=detail)

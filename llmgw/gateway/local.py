@@ -1,0 +1,55 @@
+"""What the gateway answers itself: the models that a caller may use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import msgspec
+
+from llmgw.errors import ModelNotFound
+from llmgw.gateway.routes import MODEL_PREFIX
+
+if TYPE_CHECKING:
+    from llmgw.gateway.gateway import Gateway
+    from llmgw.gateway.routes import Route
+    from llmgw.values import Caller
+
+_encode = msgspec.json.Encoder().encode
+
+
+def answer(route: Route, path: str, caller: Caller, gateway: Gateway) -> bytes:
+    """The body for a route of ours.
+
+    :raise ModelNotFound: the one model asked for is not there, or not the caller's.
+    """
+    names = visible_models(caller, gateway)
+    if route.local == "tags":
+        return _encode({"models": [{"name": name, "model": name} for name in names]})
+    if route.local == "model":
+        wanted = unquote(path[len(MODEL_PREFIX) :])
+        if wanted not in names:
+            raise ModelNotFound(f"no such model: {wanted[:256]!r}", param="model")
+        return _encode(_described(wanted))
+    return _encode({"object": "list", "data": [_described(name) for name in names]})
+
+
+def visible_models(caller: Caller, gateway: Gateway) -> list[str]:
+    """Names over all backends, and the aliases of those, that ``caller`` may use; sorted, once each."""
+    served = gateway.fleet.models(gateway.clock())
+    names = set(served)
+    for name, rule in gateway.aliases.items():
+        if rule.target in served or name in served:
+            names.add(name)
+    if caller.models is not None:
+        allowed = caller.models
+        names = {
+            name
+            for name in names
+            if name in allowed or (name in gateway.aliases and gateway.aliases[name].target in allowed)
+        }
+    return sorted(names)
+
+
+def _described(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "llmgw"}

@@ -1,0 +1,70 @@
+"""The request as it leaves: the client's bytes, but for the few values that must change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmgw.core.body import clamp_output, splice
+from llmgw.core.multipart import splice_multipart
+
+if TYPE_CHECKING:
+    from llmgw.core.body import Ask
+    from llmgw.gateway.routes import Route
+
+_LIMIT_KEYS = {"native": "n_predict", "responses": "max_output_tokens"}
+
+
+class Outgoing:
+    """One request's body and what changes in it.
+
+    :ivar target: the model name that backends know.
+    """
+
+    def __init__(self, route: Route, body: bytes, content_type: bytes, ask: Ask) -> None:
+        self.route = route
+        self.content_type = content_type
+        self.ask = ask
+        self.target = ask.model
+        self._body = body
+        self._changes: dict[str, object] = {}
+        self._made: dict[tuple[bool, bool, int | None], bytes] = {}
+
+    def clamp(self, max_tokens: int) -> int:
+        """Limit the output, whether or not the client did. :return: the limit."""
+        key = _LIMIT_KEYS.get(self.route.dialect, "max_tokens")
+        self._changes.update(clamp_output(self.ask, max_tokens, key))
+        return max_tokens
+
+    def body_for(self, *, assembled: bool, usage: bool, slot: int | None) -> bytes:
+        """The body for one attempt.
+
+        :param assembled: ask for a stream that the gateway will put together;
+            ``return_progress`` makes llama-server notice a leaving client within a
+            prompt batch.
+        :param usage: ask for the usage event, which the client did not.
+        :param slot: the slot to use (llama-server's ``id_slot``).
+        """
+        key = (assembled, usage, slot)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._make(assembled, usage, slot)
+        return made
+
+    def _make(self, assembled: bool, usage: bool, slot: int | None) -> bytes:
+        if self.route.body == "multipart":
+            if self.target == self.ask.model:
+                return self._body
+            return splice_multipart(self._body, self.content_type.decode("latin-1"), self.target)
+        changes = dict(self._changes)
+        if self.ask.model and self.target != self.ask.model:
+            changes["model"] = self.target
+        if assembled:
+            changes["stream"] = True
+            changes["return_progress"] = True
+            if self.route.dialect != "native":
+                changes["stream_options"] = {"include_usage": True}
+        if usage:
+            changes["stream_options"] = {"include_usage": True}
+        if slot is not None:
+            changes["id_slot"] = slot
+        return splice(self._body, changes) if changes else self._body

@@ -1,0 +1,122 @@
+"""The public listener's paths: the only list of what can be reached from there.
+
+A path that is not here is 404 before any other work, so a backend's
+``/slots``, ``/props``, ``/metrics`` or ``/models/load`` can't be reached.
+What is sent upstream is the route's own path, never the client's bytes.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llmgw.errors import MethodNotAllowed, NotFound
+
+ANTHROPIC = "anthropic"
+OPENAI = "openai"
+OLLAMA = "ollama"
+
+
+class Route(Struct, frozen=True):
+    """One path.
+
+    :param path: what the client asks for, and the template in metrics and logs.
+    :param upstream: what the backend is asked for.
+    :param dialect: how ``core.meter`` reads the answer.
+    :param errors: whose form errors take: ``openai``, ``anthropic`` or ``ollama``.
+    :param methods: what is allowed, beside OPTIONS.
+    :param body: ``json``, ``multipart``, or ``""`` for none.
+    :param assembled: a call without ``stream`` may go upstream as a stream.
+    :param exempt: long arrays of numbers are usual here (``behaviour.md`` section 9).
+    :param needs_model: the body must name a model; else the only one is meant.
+    :param local: answered by the gateway itself: ``models``, ``model``, ``tags``, ``health``.
+    """
+
+    path: str
+    upstream: str = ""
+    dialect: str = "other"
+    errors: str = OPENAI
+    methods: tuple[str, ...] = ("POST",)
+    body: str = "json"
+    assembled: bool = False
+    exempt: bool = False
+    needs_model: bool = True
+    local: str = ""
+
+
+def _post(
+    *paths: str,
+    upstream: str = "",
+    dialect: str = "other",
+    errors: str = OPENAI,
+    body: str = "json",
+    assembled: bool = False,
+    exempt: bool = False,
+    needs_model: bool = True,
+) -> list[Route]:
+    return [
+        Route(
+            path=path,
+            upstream=upstream or path,
+            dialect=dialect,
+            errors=errors,
+            body=body,
+            assembled=assembled,
+            exempt=exempt,
+            needs_model=needs_model,
+        )
+        for path in paths
+    ]
+
+
+_READ = ("GET", "HEAD")
+
+ROUTES: dict[str, Route] = {
+    route.path: route
+    for route in [
+        *_post("/v1/chat/completions", "/chat/completions", dialect="chat", assembled=True),
+        *_post("/v1/completions", dialect="completion", assembled=True),
+        *_post("/completion", "/completions", dialect="native", assembled=True, needs_model=False),
+        *_post("/infill", dialect="native", assembled=True, needs_model=False),
+        *_post("/v1/embeddings", "/embeddings", dialect="embedding", exempt=True),
+        *_post("/embedding", dialect="embedding", exempt=True, needs_model=False),
+        *_post("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", dialect="embedding", exempt=True),
+        *_post("/v1/responses", "/responses", upstream="/v1/responses", dialect="responses"),
+        *_post("/v1/messages", "/v1/messages/count_tokens", dialect="messages", errors=ANTHROPIC),
+        *_post("/v1/audio/transcriptions", dialect="other", body="multipart"),
+        *_post("/tokenize", "/apply-template", needs_model=False),
+        *_post("/detokenize", exempt=True, needs_model=False),
+        *_post("/api/chat", "/api/generate", dialect="other", errors=OLLAMA),
+        Route("/api/tags", methods=_READ, body="", errors=OLLAMA, local="tags"),
+        Route("/v1/models", methods=_READ, body="", local="models"),
+        Route("/models", methods=_READ, body="", local="models"),
+        Route("/health", methods=_READ, body="", local="health"),
+    ]
+}
+
+MODEL_PREFIX = "/v1/models/"
+MODEL = Route("/v1/models/{id}", methods=_READ, body="", local="model")
+
+
+def find(method: str, path: str) -> Route:
+    """The route of ``path``.
+
+    :raise NotFound: no such path.
+    :raise MethodNotAllowed: the path exists, the method is not its.
+    """
+    route = ROUTES.get(path)
+    if route is None:
+        if not path.startswith(MODEL_PREFIX) or len(path) == len(MODEL_PREFIX):
+            raise NotFound(f"no such path: {path[:256]}")
+        route = MODEL
+    if method not in route.methods and method != "OPTIONS":
+        error = MethodNotAllowed(f"{method} is not allowed on {route.path}")
+        error.headers.append(("allow", ", ".join((*route.methods, "OPTIONS"))))
+        raise error
+    return route
+
+
+def template_of(path: str) -> str:
+    """A bounded name of ``path`` for metrics: its route's template, or ``other``."""
+    if path in ROUTES:
+        return path
+    return MODEL.path if path.startswith(MODEL_PREFIX) else "other"

@@ -1,0 +1,429 @@
+"""The running gateway: what is put together at start, swapped on reload, ended in order.
+
+``makeService`` builds a :class:`GatewayService` without touching the network;
+everything that can be wrong in a configuration is found then. Order of the end:
+not ready → still accepting for the lame duck time → no new connections →
+answers close theirs → streams finish → what is left is told and cut.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
+from twisted.application import strports
+from twisted.application.service import Service
+from twisted.cred import strcred
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.logger import Logger
+
+from llmgw import __version__, plugins
+from llmgw.access.flood import FailureFlood
+from llmgw.admin.metrics import Metrics
+from llmgw.admin.site import AdminRoot, AdminSite
+from llmgw.backends import Backends
+from llmgw.core.body import BodyLimits
+from llmgw.core.breaker import BreakerRules
+from llmgw.core.fleet import Fleet
+from llmgw.core.retry import RetryBudget
+from llmgw.errors import ConfigError, ConfigFault, PluginError
+from llmgw.gateway.access_log import AccessLog
+from llmgw.gateway.caller import Callers
+from llmgw.gateway.gateway import Gateway
+from llmgw.wire.server import ClientFactory
+from llmgw.wire.site import Site
+from llmgw.wire.sweep import Sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from llmgw.config import Config
+    from llmgw.values import Event
+
+LAG_EVERY_S = 0.25
+FIRST_LOOK_S = 3.0
+SIGINT_FINISH_S = 5.0
+POLL_S = 0.05
+SPARE_DESCRIPTORS = 256
+LEAST_CONNECTIONS = 16
+
+
+class GatewayService(Service):
+    """One gateway process.
+
+    :param config: checked.
+    :param reread: gives the configuration anew for a reload; raises ConfigError.
+    :raise ConfigError: a plugin's options or a backend's files are wrong.
+    :raise PluginError: a plugin is missing or unfit.
+    """
+
+    log = Logger()
+    name = "llmgw"
+
+    def __init__(
+        self,
+        config: Config,
+        reactor: Any,
+        *,
+        reread: Callable[[], Config] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        seed: int | None = None,
+    ) -> None:
+        self.config = config
+        self.reactor = reactor
+        self._reread = reread
+        self.clock = clock
+        self._dice = random.Random(seed)
+        if config.workers > 1:
+            raise ConfigError([ConfigFault("workers", "more than one worker is not supported yet")], config.source)
+        self.sweep = Sweep(reactor, clock)
+        self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
+        self.metrics = Metrics(self._fleet_state, self._gauges)
+        retry = config.retry
+        self.gateway = Gateway(
+            config=config,
+            fleet=self.fleet,
+            router=build_router(config),
+            limiter=plugins.build(
+                "rate-limiter", config.rate_limiter.plugin, config.rate_limiter.options, reactor, where="rate_limiter"
+            ),
+            callers=build_callers(config),
+            budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
+            metrics=self.metrics,
+            access_log=AccessLog(config.log.access, reactor) if config.log.access else None,
+            body_limits=body_limits(config),
+            sweep=self.sweep,
+            reactor=reactor,
+            dice=self._dice,
+        )
+        self.fleet.observe = self._observe
+        self.site = Site(
+            sweep=self.sweep,
+            limits=config.limits,
+            timeouts=config.timeouts,
+            serve=self.gateway.serve,
+            fault_answer=self.gateway.fault_answer,
+        )
+        self.backends = Backends(self.fleet, self.gateway, self.sweep, reactor)
+        self.backends.verify(config)
+        self.backends.apply(config)
+        factory = ClientFactory(self.site)
+        admin_token = config.admin_token.reveal() if config.admin_token is not None else None
+        admin = AdminSite(AdminRoot(self, admin_token))
+        self._listeners = [(text, strports.service(text, factory, reactor)) for text in config.listen]
+        self._admin = [(text, strports.service(text, admin, reactor)) for text in config.admin]
+        self._lag = LoopingCall(self._measure_lag)
+        self._lag.clock = reactor
+        self._lag_due_s = 0.0
+        self._started_s = 0.0
+        self._draining = False
+        self._hurried = False
+        self._interrupted = False
+        self._stopping: Deferred[None] | None = None
+        self._wait: Deferred[None] | None = None
+
+    # --- start --------------------------------------------------------------------
+
+    def privilegedStartService(self) -> None:
+        """Bind, while we may still be root.
+
+        :raise SystemExit: a port can't be had; the message names it.
+        """
+        for text, listener in [*self._listeners, *self._admin]:
+            try:
+                listener.privilegedStartService()
+            except Exception as error:
+                raise SystemExit(f"llmgw: cannot listen on {text}: {error}") from None
+
+    def startService(self) -> None:
+        """Begin to serve."""
+        super().startService()
+        self._started_s = self.clock()
+        self._fit_descriptors()
+        self.sweep.start()
+        if self.gateway.access_log is not None:
+            try:
+                self.gateway.access_log.start()
+            except OSError as error:
+                raise SystemExit(f"llmgw: cannot write the access log: {error}") from None
+        for _, listener in [*self._listeners, *self._admin]:
+            listener.startService()
+        self.backends.start()
+        self._lag_due_s = self.clock() + LAG_EVERY_S
+        self._lag.start(LAG_EVERY_S, now=False)
+        self.reactor.callWhenRunning(self._take_signals)
+        for warning in self.config.warnings:
+            self.log.warn("{warning}", warning=warning)
+        self.log.info(
+            "llmgw {version} serves {listen} with {count} backends, router {router}",
+            version=__version__,
+            listen=", ".join(self.config.listen),
+            count=len(self.config.backends),
+            router=self.config.router.plugin,
+        )
+
+    # --- end ----------------------------------------------------------------------
+
+    def stopService(self) -> Deferred[None]:
+        """Drain and end. Fires when everything is closed."""
+        if self._stopping is None:
+            self._stopping = Deferred.fromCoroutine(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
+        drain = self.config.drain
+        self._draining = True
+        if self.running and not self._interrupted:
+            await self._pause(drain.lame_duck_s)
+        await DeferredList([maybeDeferred(port.stopService) for _, port in self._listeners], consumeErrors=True)
+        self.site.draining = True
+        self.site.close_idle()
+        await self._until_idle(SIGINT_FINISH_S if self._interrupted else drain.finish_s)
+        self.gateway.cancel_all()
+        self._hurried = False
+        await self._until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
+        self.site.cut_all()
+        self.backends.stop()
+        if self._lag.running:
+            self._lag.stop()
+        await self._until(lambda: not self.site.connections, 1.0)
+        self.sweep.stop()
+        if self.gateway.access_log is not None:
+            self.gateway.access_log.stop()
+        await DeferredList([maybeDeferred(port.stopService) for _, port in self._admin], consumeErrors=True)
+        await maybeDeferred(super().stopService)
+
+    async def _until_idle(self, most_s: float) -> None:
+        def idle() -> bool:
+            self.site.close_idle()
+            return self.site.busy == 0
+
+        await self._until(idle, most_s)
+
+    async def _until(self, done: Callable[[], bool], most_s: float) -> None:
+        """Wait until ``done()``, at most ``most_s``, or until somebody hurries us."""
+        end_s = self.clock() + most_s
+        while not done() and self.clock() < end_s and not self._hurried:
+            await deferLater(self.reactor, POLL_S)
+
+    async def _pause(self, seconds: float) -> None:
+        end_s = self.clock() + seconds
+        await self._until(lambda: self.clock() >= end_s, seconds)
+
+    def _take_signals(self) -> None:
+        """SIGTERM drains, SIGINT drains for five seconds, a second one of either
+        ends at once; SIGHUP reloads. (twistd would die of SIGHUP, and would leave
+        with the signal as its exit status.)"""
+        call = self.reactor.callFromThread
+        try:
+            signal.signal(signal.SIGTERM, lambda *_: call(self._signalled, False))
+            signal.signal(signal.SIGINT, lambda *_: call(self._signalled, True))
+            signal.signal(signal.SIGHUP, lambda *_: call(self.reload_and_log))
+        except ValueError:
+            pass  # not the main thread: somebody else's process
+
+    def _signalled(self, interrupted: bool) -> None:
+        if self._draining:
+            self._hurried = True
+            return
+        self._draining = True
+        self._interrupted = interrupted
+        self.reactor.stop()
+
+    # --- reload -------------------------------------------------------------------
+
+    def reload_and_log(self) -> None:
+        """Reload on a signal: the outcome goes to the log."""
+        self.reload().addErrback(
+            lambda failure: self.log.error("reload refused: {why}", why=failure.getErrorMessage())
+        )
+
+    def reload(self) -> Deferred[list[str]]:
+        """Read everything again; swap it all, or keep the old.
+
+        :return: fires with the keys whose change needs a restart.
+        :raise ConfigError: (or PluginError; the Deferred fails with it.) Nothing was changed.
+        """
+        return maybeDeferred(self._reload)
+
+    def _reload(self) -> list[str]:
+        config = self._reread() if self._reread is not None else self.config
+        old = self.config
+        router = self.gateway.router
+        if config.router != old.router:
+            router = build_router(config)
+        callers = build_callers(config)
+        self.backends.verify(config)
+        fixed = [
+            key
+            for key in ("listen", "admin", "admin_token", "workers", "rate_limiter", "discovery", "breaker", "log")
+            if getattr(config, key) != getattr(old, key)
+        ]
+        self.config = config
+        gateway = self.gateway
+        gateway.configure(config)
+        gateway.router = router
+        gateway.callers = callers
+        gateway.body_limits = body_limits(config)
+        self.site.configure(config.limits, config.timeouts)
+        self.backends.apply(config)
+        if gateway.access_log is not None:
+            gateway.access_log.reopen()
+        for warning in config.warnings:
+            self.log.warn("{warning}", warning=warning)
+        self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
+        return fixed
+
+    # --- asked by the admin listener ------------------------------------------------
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether requests can be taken, and why not."""
+        if self._draining:
+            return False, "draining"
+        if not self.running:
+            return False, "starting"
+        if not self.gateway.upstreams:
+            return False, "no backends"
+        if not self.backends.all_looked() and self.clock() - self._started_s < FIRST_LOOK_S:
+            return False, "backends have not been looked at yet"
+        return True, ""
+
+    def state(self) -> Mapping[str, Any]:
+        """The whole picture as plain values."""
+        gateway = self.gateway
+        return {
+            "version": __version__,
+            "uptime_s": self.clock() - self._started_s,
+            "draining": self._draining,
+            "router": self.config.router.plugin,
+            "in_flight": gateway.in_flight,
+            "connections": len(self.site.connections),
+            "held_bytes": self.site.held_bytes,
+            "refusals": dict(self.site.refusals),
+            "models": {name: list(ids) for name, ids in self.fleet.models(self.clock()).items()},
+            "aliases": {name: rule.target for name, rule in gateway.aliases.items()},
+            "in_flight_by_key": dict(gateway.per_key),
+            "limits": [asdict(policy) for policy in gateway.policies],
+            "backends": self._fleet_state(),
+        }
+
+    def metrics_text(self) -> bytes:
+        """Prometheus' text format."""
+        return self.metrics.render()
+
+    def drain_backend(self, id: str, on: bool) -> bool:
+        """Send no new requests to a backend, or send them again."""
+        try:
+            (self.fleet.drain if on else self.fleet.undrain)(id)
+        except KeyError:
+            return False
+        return True
+
+    def drain(self) -> None:
+        """Begin to drain the whole gateway, as SIGTERM does."""
+        self._signalled(False)
+
+    # --- our own ------------------------------------------------------------------
+
+    def _observe(self, event: Event) -> None:
+        """Tell the router; its faults are its own."""
+        self.gateway.tell_router(event)
+
+    def _fleet_state(self) -> list[dict[str, Any]]:
+        picture = self.fleet.snapshot(self.clock())
+        for member in picture:
+            upstream = self.gateway.upstreams.get(member["id"])
+            if upstream is not None:
+                member["idle_connections"] = len(upstream.pool.idle)
+                member["connects"] = upstream.pool.connects
+            member["score"] = self.gateway.scores.get(member["id"])
+        return picture
+
+    def _gauges(self) -> Mapping[str, tuple[str, float]]:
+        gateway = self.gateway
+        return {
+            "llmgw_connections": ("Client connections.", len(self.site.connections)),
+            "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
+            "llmgw_held_body_bytes": ("Request bodies in memory.", self.site.held_bytes),
+            "llmgw_draining": ("1 while draining.", float(self._draining)),
+            "llmgw_limiter_degraded": ("Requests that passed because the limiter was late.", gateway.limiter_degraded),
+            "llmgw_router_faults": ("Choices made without the router, which had failed.", gateway.router_faults),
+            "llmgw_access_log_dropped": (
+                "Access lines lost to write errors.",
+                gateway.access_log.dropped if gateway.access_log is not None else 0,
+            ),
+        }
+
+    def _measure_lag(self) -> None:
+        now_s = self.clock()
+        self.metrics.lag.observe(max(0.0, now_s - self._lag_due_s))
+        self._lag_due_s = now_s + LAG_EVERY_S
+
+    def _fit_descriptors(self) -> None:
+        """Take as many descriptors as the system gives, and no more connections than
+        they carry: each request needs two."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                soft = hard
+            except (OSError, ValueError):
+                pass
+        most = max(LEAST_CONNECTIONS, (soft - SPARE_DESCRIPTORS) // 2)
+        limits = self.config.limits
+        if most < limits.connections:
+            from msgspec.structs import replace
+
+            self.log.warn(
+                "limits.connections lowered from {wanted} to {most}: only {descriptors} descriptors",
+                wanted=limits.connections,
+                most=most,
+                descriptors=soft,
+            )
+            self.site.configure(replace(limits, connections=most), self.config.timeouts)
+
+
+def build_router(config: Config) -> Any:
+    """The configured router."""
+    return plugins.build("router", config.router.plugin, config.router.options, where="router")
+
+
+def build_callers(config: Config) -> Callers:
+    """The configured checkers; none at all means anybody, on loopback only.
+
+    :raise ConfigError: an ``auth`` entry is wrong.
+    """
+    checkers = []
+    faults: list[ConfigFault] = []
+    for index, text in enumerate(config.auth or ("anonymous",)):
+        name, _, argument = text.partition(":")
+        try:
+            checkers.append(plugins.build("credentials", name, argument, where=f"auth[{index}]"))
+        except ConfigError as error:
+            faults += error.faults
+        except PluginError as error:
+            faults.append(ConfigFault("", str(error)))
+        except strcred.StrcredException as error:
+            faults.append(ConfigFault(f"auth[{index}]", str(error)))
+    if faults:
+        raise ConfigError(faults, config.source)
+    return Callers(checkers, FailureFlood())
+
+
+def body_limits(config: Config) -> BodyLimits:
+    """The part of ``[limits]`` that request bodies are read with."""
+    limits = config.limits
+    return BodyLimits(
+        depth=limits.json_depth,
+        structural=limits.json_structural,
+        number_digits=limits.json_digits,
+        messages=limits.messages,
+        tools=limits.tools,
+        stop=limits.stop,
+        n=limits.n,
+    )

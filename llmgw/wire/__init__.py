@@ -1,0 +1,1 @@
+"""Bytes on Twisted: servers, connections to backends, relay, TLS, reactor."""

@@ -1,0 +1,168 @@
+"""Connections to one backend: kept while they may be used again, never shared.
+
+llama-server closes an idle connection after 5 s and answers its 100th request
+with ``Connection: close``. A kept connection is therefore dropped before the
+backend's own limit (``Keep-Alive: timeout``, less one second), and the newest
+is used first, so that a quiet pool shrinks by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet import error, ssl
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.protocol import Factory
+from twisted.python.filepath import FilePath
+
+from llmgw.wire.upstream import UpstreamConnection, UpstreamFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.interfaces import IStreamClientEndpoint
+
+    from llmgw.core.http import HeadLimits
+    from llmgw.wire.sweep import Sweep
+
+
+def tls_options(host: str, ca_file: str | None, verify: bool) -> Any:
+    """How a backend's certificate is judged: against the system's or a given CA, and by name.
+
+    :raise OSError: ``ca_file`` cannot be read.
+    """
+    if not verify:
+        return ssl.CertificateOptions(verify=False)
+    if ca_file is None:
+        return ssl.optionsForClientTLS(host)
+    pem = FilePath(ca_file).getContent()
+    marker = b"-----END CERTIFICATE-----"
+    blocks = [block + marker for block in pem.split(marker) if b"BEGIN CERTIFICATE" in block]
+    trust = ssl.trustRootFromCertificates([ssl.Certificate.loadPEM(block) for block in blocks])
+    return ssl.optionsForClientTLS(host, trustRoot=trust)
+
+
+def endpoint_for(
+    reactor: Any, scheme: str, host: str, port: int, *, connect_s: float, tls: Any = None
+) -> IStreamClientEndpoint:
+    """A client endpoint that tries every address of ``host`` (RFC 8305)."""
+    endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port, timeout=connect_s)
+    if scheme == "https":
+        endpoint = wrapClientTLS(tls, endpoint)
+    return endpoint
+
+
+class _Connector(Factory):
+    """Makes the connections of one pool."""
+
+    noisy = False
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def buildProtocol(self, addr: Any) -> UpstreamConnection:
+        return UpstreamConnection(self._pool)
+
+
+class Pool:
+    """Connections to one backend.
+
+    :param endpoint: made anew by ``make_endpoint`` for each connection, so that
+        a name is looked up again.
+    :param idle_s: longest time a connection is kept.
+    :ivar connects: connections that were opened, ever.
+    """
+
+    def __init__(
+        self,
+        make_endpoint: Callable[[], IStreamClientEndpoint],
+        *,
+        tls: bool,
+        sweep: Sweep,
+        head_limits: HeadLimits,
+        connect_s: float,
+        idle_s: float,
+        close_grace_s: float,
+    ) -> None:
+        self._make_endpoint = make_endpoint
+        self._tls = tls
+        self.sweep = sweep
+        self.clock = sweep.clock
+        self.head_limits = head_limits
+        self.connect_s = connect_s
+        self.idle_s = idle_s
+        self.close_grace_s = close_grace_s
+        self.idle: list[UpstreamConnection] = []
+        self.connects = 0
+        self.closed = False
+
+    def take(self) -> UpstreamConnection | None:
+        """An idle connection that may be used at once, if there is one."""
+        now_s = self.clock()
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.lost and connection.deadline_s > now_s:
+                return connection
+        return None
+
+    def connect(self) -> Deferred[UpstreamConnection]:
+        """A new connection, its TLS handshake done.
+
+        :raise UpstreamFault: nobody there, or not in time. Cancelling gives up.
+        """
+        self.connects += 1
+        connecting = self._make_endpoint().connect(_Connector(self))
+        connecting.addErrback(_translate)
+        if self._tls:
+            connecting.addCallback(self._handshake)
+        return connecting
+
+    def _handshake(self, connection: UpstreamConnection) -> Deferred[UpstreamConnection]:
+        connection.deadline_s = self.clock() + self.connect_s
+        ready: Deferred[UpstreamConnection] = Deferred(lambda _: connection.abort())
+        connection.ready = ready
+        return ready
+
+    def give(self, connection: UpstreamConnection) -> None:
+        """Keep ``connection`` for the next request."""
+        keep_s = self.idle_s
+        if connection.advertised_s is not None:
+            keep_s = min(keep_s, connection.advertised_s - 1.0)
+        if self.closed or keep_s <= 0:
+            connection.abort()
+            return
+        connection.deadline_s = self.clock() + keep_s
+        self.idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """``connection`` is closed or about to be."""
+        if connection.lost:
+            self.sweep.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+
+    def close(self) -> None:
+        """Close idle connections, and each other one when its response ends."""
+        self.closed = True
+        for connection in list(self.idle):
+            connection.abort()
+
+
+def _translate(failure: Any) -> Any:
+    """Twisted's connect errors as :class:`UpstreamFault`, in one place."""
+    fault = failure.value
+    if isinstance(fault, CancelledError | UpstreamFault):
+        return failure
+    detail = failure.getErrorMessage()
+    if isinstance(fault, error.ConnectionRefusedError | error.NoRouteError):
+        raise UpstreamFault("refused", detail)
+    if isinstance(fault, error.TimeoutError):
+        raise UpstreamFault("timeout_connect", detail)
+    if isinstance(fault, error.DNSLookupError):
+        raise UpstreamFault("dns", detail)
+    if getattr(fault, "osError", None) in (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE):
+        raise UpstreamFault("local", detail)
+    raise UpstreamFault("connect", detail)
+

@@ -1,0 +1,178 @@
+"""What all client connections of this process share: caps, counters, the clock, ``serve``."""
+
+from __future__ import annotations
+
+import ipaddress
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.tcp import Connection
+from twisted.python.runtime import seconds as wall_seconds
+
+from llmgw.core.http import HeadLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from llmgw.config import Limits, Timeouts
+    from llmgw.core.http import HttpFault
+    from llmgw.wire.incoming import Headers, Incoming
+    from llmgw.wire.server import ClientConnection
+    from llmgw.wire.sweep import Sweep
+
+SHEDDING_KEEPALIVE_S = 5.0
+BURST_WINDOW_S = 1.0
+
+
+class Site:
+    """Shared by every listener.
+
+    :param serve: starts the exchange of one request; never raises.
+    :param fault_answer: turns bytes that are no request into headers and body.
+    :ivar draining: every answer closes its connection.
+    :ivar held_bytes: request bodies in memory now.
+    :ivar refusals: count of refused connections and requests by reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        sweep: Sweep,
+        limits: Limits,
+        timeouts: Timeouts,
+        serve: Callable[[Incoming], None],
+        fault_answer: Callable[[HttpFault], tuple[Headers, bytes]],
+    ) -> None:
+        self.sweep = sweep
+        self.clock = sweep.clock
+        self.serve = serve
+        self.fault_answer = fault_answer
+        self.connections: set[ClientConnection] = set()
+        self.draining = False
+        self.shedding = False
+        self.held_bytes = 0
+        self.refusals: dict[str, int] = {}
+        self._per_peer: dict[str, int] = {}
+        self._recent: dict[str, int] = {}
+        self._recent_since_s = 0.0
+        self._date_s = 0
+        self._date = b""
+        self.configure(limits, timeouts)
+
+    def configure(self, limits: Limits, timeouts: Timeouts) -> None:
+        """Take new figures; connections already open follow them from their next step on."""
+        self.limits = limits
+        self.timeouts = timeouts
+        self.head_limits = HeadLimits(
+            request_line=limits.request_line,
+            header_line=limits.header_line,
+            headers=limits.headers,
+            count=limits.header_count,
+        )
+        self._trusted = [ipaddress.ip_network(text, strict=False) for text in limits.trusted_networks]
+
+    @property
+    def keepalive_s(self) -> float:
+        """How long an idle connection may stay."""
+        return SHEDDING_KEEPALIVE_S if self.shedding else self.timeouts.keepalive_s
+
+    @property
+    def http_date(self) -> bytes:
+        """The time for ``Date`` (RFC 9110 section 6.6.1), made once a second."""
+        now_s = int(wall_seconds())
+        if now_s != self._date_s:
+            self._date_s = now_s
+            self._date = formatdate(now_s, usegmt=True).encode("ascii")
+        return self._date
+
+    # --- caps ---
+
+    def may_open(self, peer: str) -> bool:
+        """Whether another connection from ``peer`` fits; counts the refusal if not."""
+        reason = self._over_cap(peer)
+        if reason:
+            self.count_refusal(reason)
+            return False
+        return True
+
+    def _over_cap(self, peer: str) -> str:
+        if len(self.connections) >= self.limits.connections:
+            return "connections"
+        group = self._group(peer)
+        if not group:
+            return ""
+        if self._per_peer.get(group, 0) >= self.limits.connections_per_ip:
+            return "connections_per_ip"
+        now_s = self.clock()
+        if now_s - self._recent_since_s >= BURST_WINDOW_S:
+            self._recent_since_s = now_s
+            self._recent.clear()
+        count = self._recent.get(group, 0) + 1
+        if count > self.limits.new_connections_per_ip_s:
+            return "new_connections_per_ip"
+        self._recent[group] = count
+        return ""
+
+    def _group(self, peer: str) -> str:
+        """Whose count a peer belongs to: itself for IPv4, its /64 for IPv6, nobody's when exempt."""
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return ""  # unix sockets
+        if address.is_loopback or any(address in network for network in self._trusted):
+            return ""
+        if address.version == 6:
+            return str(ipaddress.ip_network((address, 64), strict=False).network_address)
+        return peer
+
+    # --- told by connections ---
+
+    def opened(self, connection: ClientConnection) -> None:
+        """A connection begins."""
+        self.connections.add(connection)
+        self.sweep.add(connection)
+        group = self._group(connection.peer)
+        if group:
+            self._per_peer[group] = self._per_peer.get(group, 0) + 1
+
+    def closed(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+        self.connections.discard(connection)
+        self.sweep.discard(connection)
+        group = self._group(connection.peer)
+        if group:
+            left = self._per_peer.get(group, 1) - 1
+            if left > 0:
+                self._per_peer[group] = left
+            else:
+                self._per_peer.pop(group, None)
+
+    def refused(self, fault: HttpFault) -> None:
+        """Bytes arrived that are no request."""
+        self.count_refusal(fault.code)
+
+    def count_refusal(self, reason: str) -> None:
+        """Count under ``reason``, a word from a fixed list."""
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+    @staticmethod
+    def is_plain(transport: Any) -> bool:
+        """Nothing stands between us and the socket: half-closing it is possible."""
+        return isinstance(transport, Connection) and not getattr(transport, "TLS", False)
+
+    # --- closing ---
+
+    def close_idle(self) -> None:
+        """Close the connections that serve no request."""
+        for connection in list(self.connections):
+            connection.close_if_idle()
+
+    def cut_all(self) -> None:
+        """Cut every connection."""
+        for connection in list(self.connections):
+            connection.cut()
+
+    @property
+    def busy(self) -> int:
+        """Connections with a request at work."""
+        return sum(1 for connection in self.connections if connection.current is not None)

@@ -1,0 +1,69 @@
+"""One coarse timer for all deadlines.
+
+A stream changes its deadline with every chunk. A ``callLater`` for each would
+cost more than relaying the chunk, so whoever has a deadline stores a float and
+one sweep looks at all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from twisted.internet.task import LoopingCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twisted.internet.interfaces import IReactorTime
+
+NEVER = float("inf")
+
+
+class Timed(Protocol):
+    """Something with a deadline."""
+
+    deadline_s: float
+    """Monotonic seconds; :data:`NEVER` for none."""
+
+    def expired(self, now_s: float) -> None:
+        """The deadline has passed. Called again at each sweep until it is moved."""
+
+
+class Sweep:
+    """Looks at every member's deadline each ``every_s`` seconds.
+
+    :param clock: monotonic seconds; the same that the members use.
+    """
+
+    def __init__(self, reactor: IReactorTime, clock: Callable[[], float], every_s: float = 0.25) -> None:
+        self.clock = clock
+        self.every_s = every_s
+        self._members: set[Timed] = set()
+        self._loop = LoopingCall(self._look)
+        self._loop.clock = reactor
+
+    def add(self, member: Timed) -> None:
+        """Watch ``member`` until it is discarded."""
+        self._members.add(member)
+
+    def discard(self, member: Timed) -> None:
+        """Stop watching; not being watched is fine."""
+        self._members.discard(member)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def start(self) -> None:
+        """Begin. A member that raises is dropped, and the fault is logged by its owner."""
+        self._loop.start(self.every_s, now=False)
+
+    def stop(self) -> None:
+        """End; members are forgotten."""
+        if self._loop.running:
+            self._loop.stop()
+        self._members.clear()
+
+    def _look(self) -> None:
+        now_s = self.clock()
+        for member in [m for m in self._members if m.deadline_s <= now_s]:
+            member.expired(now_s)

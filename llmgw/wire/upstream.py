@@ -1,0 +1,365 @@
+"""One connection to a backend: a request out, a response in, never two at a time.
+
+The caller gets the response head from :meth:`UpstreamConnection.request`, then
+names a :class:`Sink` with :meth:`deliver`; from there each read of the socket
+becomes one call with the body's bytes, freed of their framing, and the time of
+arrival. Cancelling the Deferred, or :meth:`abort`, closes the connection at
+once: that is how a llama-server learns that nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IHandshakeListener
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from llmgw.core.http import HttpFault
+from llmgw.core.response_reader import ResponseReader
+from llmgw.wire.eager import is_flushed, sender, take_over
+from llmgw.wire.sweep import NEVER
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import ITCPTransport
+    from twisted.python.failure import Failure
+
+    from llmgw.core.http import ResponseHead
+    from llmgw.wire.pool import Pool
+
+
+class UpstreamFault(Exception):
+    """The backend, or the way to it, failed.
+
+    :ivar reason: ``refused``, ``connect``, ``dns``, ``tls``, ``local`` (our own fault:
+        no descriptor or port left), ``timeout_connect``, ``reset`` (closed before a
+        head), ``timeout_head``, ``timeout_first_token``, ``timeout_idle``,
+        ``timeout_total``, ``cut`` (closed inside the body), ``framing``, ``closed``.
+    :ivar stale: a kept connection was closed before one byte came back: nobody
+        has worked on the request, and sending it again is safe (RFC 9112 section 9.3.1).
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, stale: bool = False) -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+        self.stale = stale
+
+
+class Sink(Protocol):
+    """Who takes a response's body."""
+
+    def received(self, data: bytes, now_s: float, last: bool) -> None:
+        """Body bytes, never empty, as they arrived at ``now_s``.
+
+        :param last: :meth:`ended` follows at once.
+        """
+
+    def flush(self) -> None:
+        """The backend has nothing more to say for now."""
+
+    def ended(self) -> None:
+        """The body is complete; the connection is already free for others."""
+
+    def failed(self, fault: UpstreamFault) -> None:
+        """No more will come, and what came is not the whole."""
+
+
+@implementer(IHandshakeListener)
+class UpstreamConnection(TwistedProtocol):
+    """A connection that belongs to one :class:`~llmgw.wire.pool.Pool`.
+
+    :ivar until_s: no response may last beyond this time; whoever reads the
+        response may move it.
+    :ivar used: requests that were sent over it.
+    :ivar advertised_s: for how long the backend says that it keeps idle
+        connections (``Keep-Alive: timeout=…``, RFC 2068 section 19.7.1.1).
+    """
+
+    log = Logger()
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.clock = pool.clock
+        self._reader = ResponseReader(self, pool.head_limits)
+        self._waiter: Deferred[ResponseHead] | None = None
+        self._sink: Sink | None = None
+        self._parts: list[bytes] = []
+        self._busy = False
+        self._complete = False
+        self._fault: UpstreamFault | None = None
+        self._heard = False
+        self._paused = False
+        self._reading = False
+        self._idle_s = NEVER
+        self._first_token_s = NEVER
+        self.deadline_s = NEVER
+        self.until_s = NEVER
+        self.lost = False
+        self.used = 0
+        self.advertised_s: float | None = None
+        self.ready: Deferred[UpstreamConnection] | None = None
+
+    # --- called by Twisted ---
+
+    def connectionMade(self) -> None:
+        self._send = sender(self.transport)
+        take_over(self.transport, self)
+        try:
+            cast("ITCPTransport", self.transport).setTcpNoDelay(True)
+        except (AttributeError, OSError):
+            pass
+        self._pool.sweep.add(self)
+
+    def handshakeCompleted(self) -> None:
+        if self.ready is not None:
+            ready, self.ready = self.ready, None
+            self.deadline_s = NEVER
+            ready.callback(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self._busy:
+            # Bytes that nobody asked for: such a connection is never used again.
+            self.abort()
+            return
+        now_s = self.clock()
+        self._heard = self._reading = True
+        try:
+            self._reader.feed(data)
+        except HttpFault as fault:
+            self._reading = False
+            self._hand_over(now_s)
+            self._fail(UpstreamFault("framing", fault.message))
+            return
+        self._reading = False
+        if self._parts:
+            deadline_s = now_s + self._idle_s
+            self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
+            self._hand_over(now_s)
+        elif self._sink is not None and not self._complete:
+            self._sink.flush()
+        if self._complete and self._sink is not None:
+            self._finish()
+
+    def connectionLost(self, reason: Failure | None = None) -> None:
+        self.lost = True
+        self.deadline_s = NEVER
+        self._pool.forget(self)
+        detail = reason.getErrorMessage() if reason is not None else ""
+        if self.ready is not None:
+            ready, self.ready = self.ready, None
+            ready.errback(self._fault or UpstreamFault("tls", detail))
+        elif self._waiter is not None:
+            # A close may also be the end of a response without framing, but not before its head.
+            stale = self.used > 1 and not self._heard
+            self._fail(self._fault or UpstreamFault("reset", detail, stale=stale))
+        elif self._busy and not self._complete:
+            try:
+                self._reader.eof()
+            except HttpFault as fault:
+                self._fail(self._fault or UpstreamFault("cut", fault.message))
+            else:
+                if self._sink is not None:
+                    self._finish()
+
+    # --- called by the response reader ---
+
+    def head_received(self, head: ResponseHead) -> None:
+        waiter, self._waiter = self._waiter, None
+        now_s = self.clock()
+        if self.used == 1:
+            self.advertised_s = _keep_alive_timeout(head.get(b"keep-alive"))
+        self.until_s = min(self.until_s, now_s + self._first_token_s)
+        self.deadline_s = self.until_s
+        if waiter is not None:
+            waiter.callback(head)
+
+    def body_received(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def response_received(self) -> None:
+        self._complete = True
+
+    # --- for the caller ---
+
+    def request(
+        self,
+        method: str,
+        payload: bytes,
+        *,
+        head_s: float,
+        first_token_s: float,
+        idle_s: float,
+        until_s: float,
+    ) -> Deferred[ResponseHead]:
+        """Send a request.
+
+        :param payload: head and body, in one piece.
+        :param head_s: longest wait for the response head.
+        :param first_token_s: added once the head is here; the caller moves
+            :attr:`until_s` when the first token has come.
+        :param idle_s: longest silence within the body.
+        :param until_s: monotonic time by which all must be over.
+        :raise UpstreamFault: (the Deferred fails with it.) Cancelling closes the connection.
+        """
+        self._busy = True
+        self._complete = False
+        self._heard = False
+        self.used += 1
+        self._first_token_s = first_token_s
+        self._idle_s = idle_s
+        self.until_s = until_s
+        self.deadline_s = min(self.clock() + head_s, until_s)
+        self._reader.begin(method)
+        self._waiter = Deferred(self._cancelled)
+        waiter = self._waiter
+        self._send(payload)
+        return waiter
+
+    def deliver(self, sink: Sink) -> None:
+        """Send the body to ``sink``, beginning with what has arrived already."""
+        self._sink = sink
+        if self._reading:
+            return  # the read that brought the head goes on, and brings the rest
+        if self._paused:
+            self.resume()
+        if self._parts:
+            self._hand_over(self.clock())
+        else:
+            sink.flush()
+        if self._sink is None:
+            return  # the sink gave up on what it was given
+        if self._fault is not None:
+            self._fail(self._fault)
+        elif self._complete:
+            self._finish()
+
+    def pause(self) -> None:
+        """Stop reading; the idle deadline rests, since the silence is ours."""
+        if not self._paused and not self.lost:
+            self._paused = True
+            self.deadline_s = self.until_s
+            self._transport().pauseProducing()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._paused:
+            self._paused = False
+            if not self.lost:
+                if self._busy:
+                    self.deadline_s = min(self.clock() + self._idle_s, self.until_s)
+                self._transport().resumeProducing()
+
+    def abort(self) -> None:
+        """Close at once; the sink hears nothing more."""
+        self._sink = None
+        self._busy = False
+        self._waiter = None
+        self._parts = []
+        self.deadline_s = NEVER
+        if not self.lost:
+            self._pool.forget(self)
+            self._transport().abortConnection()
+
+    def expired(self, now_s: float) -> None:
+        """From the sweep: which deadline it was follows from the state."""
+        self.deadline_s = NEVER
+        if self.ready is not None:
+            self._fault = UpstreamFault("timeout_connect", "the TLS handshake took too long")
+            self._transport().abortConnection()
+        elif not self._busy:
+            self._pool.forget(self)
+            self._transport().loseConnection()
+        elif self._waiter is not None:
+            total = now_s >= self.until_s
+            self._fail(UpstreamFault("timeout_total" if total else "timeout_head"))
+        elif now_s < self.until_s:
+            self._fail(UpstreamFault("timeout_idle"))
+        else:
+            first = self._first_token_s is not NEVER
+            self._fail(UpstreamFault("timeout_first_token" if first else "timeout_total"))
+
+    def first_token(self, until_s: float) -> None:
+        """The first token has come: from now on only silence and ``until_s`` count."""
+        self._first_token_s = NEVER
+        self.until_s = until_s
+
+    def end_by(self, until_s: float) -> None:
+        """The stream has said its last: the body's end must follow until then."""
+        self.until_s = self.deadline_s = until_s
+
+    @property
+    def reusable(self) -> bool:
+        """Another request may be sent over it."""
+        return not self.lost and self._reader.reusable and is_flushed(self.transport)
+
+    # --- our own ---
+
+    def _transport(self) -> Any:
+        return self.transport
+
+    def _cancelled(self, _: Deferred[Any]) -> None:
+        self.abort()
+
+    def _hand_over(self, now_s: float) -> None:
+        """Give the body bytes of this read to the sink, in one piece."""
+        sink = self._sink
+        parts = self._parts
+        if not parts:
+            return
+        if sink is None:
+            # The head's reader has not said yet who takes the body.
+            if not self._paused:
+                self.pause()
+            return
+        self._parts = []
+        try:
+            sink.received(parts[0] if len(parts) == 1 else b"".join(parts), now_s, self._complete)
+        except Exception:
+            # A fault of ours must not leave the client waiting for ever.
+            self.log.failure("reading a response failed")
+            self._fail(UpstreamFault("local", "the gateway failed"))
+
+    def _finish(self) -> None:
+        """The response is complete: free the connection, then tell the sink."""
+        sink, self._sink = self._sink, None
+        self._busy = False
+        self.deadline_s = NEVER
+        if self._paused:
+            self.resume()
+        if self.reusable:
+            self._pool.give(self)
+        else:
+            self._pool.forget(self)
+            if not self.lost:
+                self._transport().loseConnection()
+                self.deadline_s = self.clock() + self._pool.close_grace_s
+        if sink is not None:
+            sink.ended()
+
+    def _fail(self, fault: UpstreamFault) -> None:
+        """Close, and tell whoever waits."""
+        waiter, sink = self._waiter, self._sink
+        if waiter is None and sink is None:
+            self._fault = fault
+        self._waiter = self._sink = None
+        self._parts = [] if sink is not None or waiter is not None else self._parts
+        self.deadline_s = NEVER
+        if waiter is not None or sink is not None:
+            self._busy = False
+        self._pool.forget(self)
+        if not self.lost:
+            self._transport().abortConnection()
+        if waiter is not None:
+            waiter.errback(fault)
+        elif sink is not None:
+            sink.failed(fault)
+
+
+def _keep_alive_timeout(value: bytes | None) -> float | None:
+    """Seconds of ``Keep-Alive: timeout=5, max=100``; ``None`` when not told."""
+    match = re.search(rb"timeout=(\d{1,6})", value or b"")
+    return float(match[1]) if match else None
