@@ -14,10 +14,11 @@ from msgspec.structs import fields, replace
 from twisted.logger import Logger
 
 from llmgw import plugins
+from llmgw.config import PluginConfig
 from llmgw.core.fleet import BackendSpec
 from llmgw.core.http import HeadLimits
 from llmgw.errors import ConfigError, ConfigFault
-from llmgw.gateway.attempt import Outbound
+from llmgw.gateway.backend_http import Outbound
 from llmgw.gateway.gateway import Upstream
 from llmgw.health.target import Target
 from llmgw.values import HealthReport
@@ -26,7 +27,7 @@ from llmgw.wire.pool import Pool, endpoint_for, tls_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llmgw.config import BackendConfig, Config, PluginConfig
+    from llmgw.config import BackendConfig, Config
     from llmgw.core.fleet import Fleet
     from llmgw.gateway.gateway import Gateway
     from llmgw.wire.sweep import Sweep
@@ -39,7 +40,9 @@ class Watch:
     what the ones before it did not tell.
     """
 
-    def __init__(self, sources: Sequence[Any], target: Target, report: Callable[[HealthReport], None]) -> None:
+    def __init__(
+        self, sources: Sequence[Any], target: Target, report: Callable[[HealthReport], None]
+    ) -> None:
         self._sources = list(sources)
         self._reports: list[HealthReport | None] = [None] * len(self._sources)
         self._target = target
@@ -106,7 +109,9 @@ class Backends:
             try:
                 _tls(backend)
             except (OSError, ValueError) as error:
-                faults.append(ConfigFault(f"backends[{index}].tls.ca_file", f"no usable certificate: {error}"))
+                faults.append(
+                    ConfigFault(f"backends[{index}].tls.ca_file", f"no usable certificate: {error}")
+                )
         if faults:
             raise ConfigError(faults, config.source)
         for index, table in enumerate(config.health):
@@ -192,7 +197,9 @@ class Backends:
         timeouts = config.timeouts
         host = parts.hostname or ""
         return Pool(
-            lambda: endpoint_for(self._reactor, parts.scheme, host, port, connect_s=timeouts.connect_s, tls=tls),
+            lambda: endpoint_for(
+                self._reactor, parts.scheme, host, port, connect_s=timeouts.connect_s, tls=tls
+            ),
             tls=tls is not None,
             sweep=self._sweep,
             head_limits=HeadLimits(
@@ -220,6 +227,4 @@ def _health_of(backend: BackendConfig, config: Config) -> tuple[PluginConfig, ..
     named = tuple(table for table in config.health if table.plugin == backend.health)
     if named:
         return named
-    from llmgw.config import PluginConfig
-
     return (PluginConfig(backend.health),)

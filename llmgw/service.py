@@ -14,7 +14,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from twisted.application import strports
 from twisted.application.service import Service
 from twisted.cred import strcred
@@ -45,6 +45,18 @@ if TYPE_CHECKING:
     from llmgw.config import Config
     from llmgw.values import Event
 
+NEEDS_RESTART = (
+    "listen",
+    "admin",
+    "admin_token",
+    "workers",
+    "rate_limiter",
+    "discovery",
+    "breaker",
+    "retry",
+    "log",
+)
+"""Keys that a reload reads, but cannot change."""
 LAG_EVERY_S = 0.25
 FIRST_LOOK_S = 3.0
 SIGINT_FINISH_S = 5.0
@@ -80,7 +92,9 @@ class GatewayService(Service):
         self.clock = clock
         self._dice = random.Random(seed)
         if config.workers > 1:
-            raise ConfigError([ConfigFault("workers", "more than one worker is not supported yet")], config.source)
+            raise ConfigError(
+                [ConfigFault("workers", "more than one worker is not supported yet")], config.source
+            )
         self.sweep = Sweep(reactor, clock)
         self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
         self.metrics = Metrics(self._fleet_state, self._gauges)
@@ -90,7 +104,11 @@ class GatewayService(Service):
             fleet=self.fleet,
             router=build_router(config),
             limiter=plugins.build(
-                "rate-limiter", config.rate_limiter.plugin, config.rate_limiter.options, reactor, where="rate_limiter"
+                "rate-limiter",
+                config.rate_limiter.plugin,
+                config.rate_limiter.options,
+                reactor,
+                where="rate_limiter",
             ),
             callers=build_callers(config),
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
@@ -180,7 +198,9 @@ class GatewayService(Service):
         self._draining = True
         if self.running and not self._interrupted:
             await self._pause(drain.lame_duck_s)
-        await DeferredList([maybeDeferred(port.stopService) for _, port in self._listeners], consumeErrors=True)
+        await DeferredList(
+            [maybeDeferred(port.stopService) for _, port in self._listeners], consumeErrors=True
+        )
         self.site.draining = True
         self.site.close_idle()
         await self._until_idle(SIGINT_FINISH_S if self._interrupted else drain.finish_s)
@@ -195,7 +215,7 @@ class GatewayService(Service):
         self.sweep.stop()
         if self.gateway.access_log is not None:
             self.gateway.access_log.stop()
-        await DeferredList([maybeDeferred(port.stopService) for _, port in self._admin], consumeErrors=True)
+        await _stop_all(self._admin)
         await maybeDeferred(super().stopService)
 
     async def _until_idle(self, most_s: float) -> None:
@@ -261,7 +281,16 @@ class GatewayService(Service):
         self.backends.verify(config)
         fixed = [
             key
-            for key in ("listen", "admin", "admin_token", "workers", "rate_limiter", "discovery", "breaker", "log")
+            for key in (
+                "listen",
+                "admin",
+                "admin_token",
+                "workers",
+                "rate_limiter",
+                "discovery",
+                "breaker",
+                "log",
+            )
             if getattr(config, key) != getattr(old, key)
         ]
         self.config = config
@@ -351,8 +380,14 @@ class GatewayService(Service):
             "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
             "llmgw_held_body_bytes": ("Request bodies in memory.", self.site.held_bytes),
             "llmgw_draining": ("1 while draining.", float(self._draining)),
-            "llmgw_limiter_degraded": ("Requests that passed because the limiter was late.", gateway.limiter_degraded),
-            "llmgw_router_faults": ("Choices made without the router, which had failed.", gateway.router_faults),
+            "llmgw_limiter_degraded": (
+                "Requests that passed because the limiter was late.",
+                gateway.limiter_degraded,
+            ),
+            "llmgw_router_faults": (
+                "Choices made without the router, which had failed.",
+                gateway.router_faults,
+            ),
             "llmgw_access_log_dropped": (
                 "Access lines lost to write errors.",
                 gateway.access_log.dropped if gateway.access_log is not None else 0,
@@ -377,8 +412,6 @@ class GatewayService(Service):
         most = max(LEAST_CONNECTIONS, (soft - SPARE_DESCRIPTORS) // 2)
         limits = self.config.limits
         if most < limits.connections:
-            from msgspec.structs import replace
-
             self.log.warn(
                 "limits.connections lowered from {wanted} to {most}: only {descriptors} descriptors",
                 wanted=limits.connections,
@@ -386,6 +419,17 @@ class GatewayService(Service):
                 descriptors=soft,
             )
             self.site.configure(replace(limits, connections=most), self.config.timeouts)
+
+
+async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
+    """Stop every listener; one that fails does not keep the others."""
+    await DeferredList([maybeDeferred(port.stopService) for _, port in listeners], consumeErrors=True)
+
+
+def build_limiter(config: Config, reactor: Any) -> Any:
+    """The configured rate limiter."""
+    table = config.rate_limiter
+    return plugins.build("rate-limiter", table.plugin, table.options, reactor, where="rate_limiter")
 
 
 def build_router(config: Config) -> Any:

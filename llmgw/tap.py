@@ -21,11 +21,13 @@ class Options(usage.Options):
     """What the command line may say; it wins over the file."""
 
     synopsis = "[-c FILE] [-l ENDPOINT …] [-b URL[,weight=..][,model=..] …]"
-    optParameters = [
+    optParameters = [  # noqa: RUF012
         ["config", "c", None, "Configuration file (TOML)."],
         ["workers", None, None, "Number of gateway processes.", int],
     ]
-    optFlags = [["check", None, "Check the configuration and the plugins, print the result, and exit."]]
+    optFlags = [  # noqa: RUF012
+        ["check", None, "Check the configuration and the plugins, print the result, and exit."]
+    ]
 
     def __init__(self) -> None:
         super().__init__()

@@ -79,7 +79,9 @@ class AdminRoot(Resource):
         self._pages: dict[bytes, Resource] = {
             b"livez": Page(lambda _: (200, JSON, b'{"status":"ok"}')),
             b"readyz": Page(self._readyz),
-            b"metrics": Page(lambda _: (200, b"text/plain; version=0.0.4; charset=utf-8", operations.metrics_text())),
+            b"metrics": Page(
+                lambda _: (200, b"text/plain; version=0.0.4; charset=utf-8", operations.metrics_text())
+            ),
         }
         self._api: dict[bytes, Resource] = {
             b"state": Page(lambda _: (200, JSON, _encode(operations.state()))),
@@ -110,7 +112,11 @@ class AdminRoot(Resource):
 
     def _readyz(self, request: Request) -> tuple[int, bytes, bytes]:
         ready, why = self._operations.readiness()
-        return (200 if ready else 503), JSON, _encode({"status": "ok" if ready else "not ready", "reason": why})
+        return (
+            (200 if ready else 503),
+            JSON,
+            _encode({"status": "ok" if ready else "not ready", "reason": why}),
+        )
 
     def _drain(self, request: Request) -> tuple[int, bytes, bytes]:
         self._operations.drain()
@@ -139,7 +145,10 @@ class Reload(Resource):
         reloading = self._operations.reload()
         reloading.addCallbacks(
             lambda left: (200, _encode({"status": "reloaded", "needs_restart": left})),
-            lambda failure: (400, _encode({"error": {"code": "config", "message": failure.getErrorMessage()}})),
+            lambda failure: (
+                400,
+                _encode({"error": {"code": "config", "message": failure.getErrorMessage()}}),
+            ),
         )
         reloading.addCallback(lambda answer: self._late(request, *answer))
         return int(NOT_DONE_YET)
@@ -174,7 +183,14 @@ def finish(request: Request, status: int, content_type: bytes, body: bytes) -> b
 
 
 def _error(code: str) -> bytes:
-    return _encode({"error": {"code": code, "message": http.RESPONSES.get(404, b"").decode() if code == "not_found" else code}})
+    return _encode(
+        {
+            "error": {
+                "code": code,
+                "message": http.RESPONSES.get(404, b"").decode() if code == "not_found" else code,
+            }
+        }
+    )
 
 
 _INDEX = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>llmgw</title>

@@ -86,7 +86,9 @@ class AccessLog:
             self.dropped += len(lines) - 1
             if not self._failing:
                 self._failing = True
-                self.log.error("access log {path}: {error}; lines are dropped", path=self.path, error=str(error))
+                self.log.error(
+                    "access log {path}: {error}; lines are dropped", path=self.path, error=str(error)
+                )
 
     def _open(self) -> None:
         if self.path == "-":

@@ -1,168 +1,281 @@
-"""One attempt at one backend: from a lease to a response head, or to the reason why not."""
+"""One attempt at one backend: ask, judge what comes back, and relay it.
+
+An :class:`Attempt` ends in one of two ways: the client was answered (``None``),
+or nothing was sent yet and somebody else may try (:class:`Failed`). Either way
+the lease has been told what the attempt says about the backend.
+"""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-import msgspec
+from twisted.internet.defer import CancelledError
 
-from llmgw import __version__
-from llmgw.errors import GatewayError, UpstreamError, UpstreamTimeout
-from llmgw.wire.incoming import header_lines
-from llmgw.wire.relay import Collected
+from llmgw.core.assemble import Assembler
+from llmgw.core.meter import Meter
+from llmgw.core.retry import retry_after
+from llmgw.core.sse import UsageStripper
+from llmgw.errors import GatewayError, ModelLoading, Overloaded, UpstreamError
+from llmgw.gateway.backend_http import (
+    Deadlines,
+    ask,
+    collect,
+    error_of,
+    is_json_error,
+    is_loading,
+    passed_headers,
+    seconds_of,
+)
+from llmgw.values import Choice, Request
+from llmgw.wire.relay import Assembly, Relay
 from llmgw.wire.upstream import UpstreamFault
 
 if TYPE_CHECKING:
-    from llmgw.config import BackendConfig
+    from llmgw.core.fleet import Lease
     from llmgw.core.http import ResponseHead
-    from llmgw.wire.pool import Pool
+    from llmgw.gateway.answering import Answering
+    from llmgw.gateway.gateway import Gateway, Upstream
+    from llmgw.gateway.outgoing import Outgoing
     from llmgw.wire.upstream import UpstreamConnection
 
-ERROR_BODY_BYTES = 1 << 20
-PASSED_ON = (b"accept", b"traceparent", b"tracestate", b"anthropic-version", b"anthropic-beta", b"idempotency-key")
-"""The only headers of a client that reach a backend, beside ``content-type``."""
-
-_CREDENTIAL_PARAMETERS = re.compile(r"(?:^|(?<=&))(?:api[-_]?key|key|access_token|token)=[^&]*&?", re.IGNORECASE)
-
-_AGENT = b"llmgw/" + __version__.encode("ascii")
-
-HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
-    b"transfer-encoding upgrade content-length".split()
-)
-KEPT_BACK = HOP_BY_HOP | frozenset(
-    b"server date set-cookie set-cookie2 x-powered-by x-request-id x-accel-buffering via alt-svc "
-    b"strict-transport-security".split()
-)
-"""Headers of a backend that never reach a client."""
+COLLECTED = frozenset({429, 500, 502, 503, 504})
+"""A backend's answers that are read whole before it is decided who gets them."""
+ELSEWHERE = frozenset({429, 502, 503, 504})
+BUSY_MOST_S = 60.0
+LOADING_AGAIN_S = 2.0
+STREAM_HEADERS = (b"content-type", b"cache-control")
+"""Headers of a stream that are wrong for the answer put together from it."""
 
 
-class Outbound:
-    """What is the same for every request to one backend.
+class Failed:
+    """An attempt that gave the client nothing yet.
 
-    :param config: the backend's table.
+    :ivar error: what the client gets if nothing better comes.
+    :ivar answer: the backend's own answer, passed on in place of ``error``.
     """
 
-    def __init__(self, config: BackendConfig) -> None:
-        parts = urlsplit(config.url)
-        self.base = parts.path.rstrip("/")
-        host = parts.hostname or ""
-        authority = f"[{host}]" if ":" in host else host
-        default_port = 443 if parts.scheme == "https" else 80
-        if parts.port is not None and parts.port != default_port:
-            authority += f":{parts.port}"
-        fixed = [(b"host", authority.encode("ascii")), (b"user-agent", _AGENT)]
-        if config.api_key is not None:
-            fixed.append((b"authorization", b"Bearer " + config.api_key.reveal().encode("utf-8")))
-        self._fixed = header_lines(fixed)
+    def __init__(self, error: GatewayError, answer: tuple[ResponseHead, bytes] | None = None) -> None:
+        self.error = error
+        self.answer = answer
 
-    def request(
-        self, path: str, query: str, headers: dict[bytes, bytes], content_type: bytes, request_id: str, body: bytes
-    ) -> bytes:
-        """A whole request, written anew from an allow-list, never copied."""
-        target = self.base + path
-        if query:
-            query = _CREDENTIAL_PARAMETERS.sub("", query).rstrip("&")
-            if query:
-                target = f"{target}?{query}"
-        passed = [(name, headers[name]) for name in PASSED_ON if name in headers]
-        return b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-            target.encode("latin-1"),
-            self._fixed,
-            header_lines(passed),
-            content_type,
-            request_id.encode("ascii"),
-            len(body),
-            body,
+
+class Attempt:
+    """One request at one backend.
+
+    :param until_s: monotonic time by which the whole request must be over.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        answering: Answering,
+        outgoing: Outgoing,
+        request: Request,
+        *,
+        lease: Lease,
+        choice: Choice,
+        upstream: Upstream,
+        until_s: float,
+    ) -> None:
+        self.gateway = gateway
+        self.answering = answering
+        self.account = answering.account
+        self.incoming = answering.incoming
+        self.outgoing = outgoing
+        self.request = request
+        self.lease = lease
+        self.choice = choice
+        self.upstream = upstream
+        self.until_s = until_s
+        self.llama_server = gateway.kind_of(upstream) == "llama-server"
+
+    async def run(self) -> Failed | None:
+        """Ask the backend. :return: ``None`` when the client was answered."""
+        gateway, account, lease = self.gateway, self.account, self.lease
+        assembled = self._is_assembled()
+        strip = self._asks_usage()
+        payload = self.upstream.outbound.request(
+            self.outgoing.route.upstream,
+            self.incoming.head.query,
+            self.incoming.head.headers,
+            self.outgoing.content_type,
+            account.request_id,
+            self.outgoing.body_for(assembled=assembled, usage=strip, slot=self.choice.slot),
+        )
+        if account.sent_s is None:
+            account.sent_s = gateway.clock()
+        try:
+            connection, head = await ask(self.upstream.pool, payload, self._deadlines())
+            if head.status in COLLECTED:
+                return self._judge(head, await collect(connection))
+        except UpstreamFault as fault:
+            ours = fault.reason == "local"
+            lease.finish(
+                gateway.clock(),
+                ok=ours,
+                reason="dropped" if ours else fault.reason,
+                refused=fault.reason == "refused",
+            )
+            return Failed(error_of(fault, self.request.model))
+        except CancelledError:
+            lease.finish(gateway.clock(), ok=True, reason="client_gone")
+            raise
+        meter = Meter(self.outgoing.route.dialect)
+        meter.begin(head.status, head.get(b"content-type"), gateway.clock())
+        account.meter = meter
+        if assembled and head.status == 200 and meter.kind == "sse":
+            return await self._assemble(connection, head, meter)
+        await self._relay(connection, head, meter, strip=strip)
+        return None
+
+    # --- what comes back ---
+
+    async def _relay(
+        self, connection: UpstreamConnection, head: ResponseHead, meter: Meter, *, strip: bool
+    ) -> None:
+        """Pass the response on as it comes."""
+        gateway, account, answering = self.gateway, self.account, self.answering
+        status = head.status
+        streamed = meter.kind == "sse"
+        answering.begin(
+            status, passed_headers(head), None if strip else head.content_length, streamed=streamed
+        )
+        relay = Relay(
+            self.incoming,
+            connection,
+            meter,
+            self.lease,
+            gaps=gateway.metrics.gaps(account.target, account.backend or ""),
+            until_s=self.until_s,
+            strip=UsageStripper() if strip and streamed else None,
+            heartbeat_s=gateway.config.timeouts.heartbeat_s if streamed else 0.0,
+            sweep=gateway.sweep,
+        )
+        connection.deliver(relay)
+        try:
+            fault = await relay.done
+        except CancelledError:
+            self._finish_lease(meter, ok=True, reason="client_gone")
+            raise
+        account.first_content_s = meter.first_content_s
+        if fault is None:
+            self._finish_lease(meter, ok=True, reason="done" if status < 400 else f"status_{status}")
+            if status >= 400:
+                account.outcome = f"status_{status}"
+            elif meter.incomplete:
+                account.outcome = "incomplete"
+            return
+        self._finish_lease(meter, ok=False, reason=fault.reason)
+        answering.break_off(error_of(fault, self.request.model), meter)
+
+    async def _assemble(
+        self, connection: UpstreamConnection, head: ResponseHead, meter: Meter
+    ) -> Failed | None:
+        """Gather a stream into the one answer that the client asked for."""
+        gateway, account = self.gateway, self.account
+        assembler = Assembler(self.outgoing.route.dialect)
+        assembly = Assembly(
+            connection,
+            meter,
+            self.lease,
+            assembler,
+            gaps=gateway.metrics.gaps(account.target, account.backend or ""),
+            until_s=self.until_s,
+        )
+        connection.deliver(assembly)
+        try:
+            fault = await assembly.done
+        except CancelledError:
+            self._finish_lease(meter, ok=True, reason="client_gone")
+            raise
+        account.first_content_s = meter.first_content_s
+        if fault is not None:
+            self._finish_lease(meter, ok=False, reason=fault.reason)
+            return Failed(error_of(fault, self.request.model))
+        assembler.end()
+        headers = [
+            pair for pair in passed_headers(head) if pair[0] not in (b"content-type", b"cache-control")
+        ]
+        if assembler.error is not None:
+            status, body = assembler.error
+            self._finish_lease(meter, ok=True, reason=f"status_{status}")
+            account.outcome = f"status_{status}"
+            self.answering.answer_json(status, headers, body)
+        elif assembler.fault or not assembler.complete:
+            self._finish_lease(meter, ok=False, reason="cut")
+            why = assembler.fault or "it ended early"
+            return Failed(
+                UpstreamError(f"the answer of a backend of {self.request.model!r} is broken: {why}")
+            )
+        else:
+            self._finish_lease(meter, ok=True, reason="done")
+            self.answering.answer_json(200, headers, assembler.result())
+        return None
+
+    def _judge(self, head: ResponseHead, body: bytes) -> Failed:
+        """What a backend's 429 or 5xx means: for the lease, and for the client."""
+        now_s = self.gateway.clock()
+        lease, status, name = self.lease, head.status, self.request.model
+        answer = (head, body)
+        wait_s = seconds_of(head.get(b"retry-after"))
+        if status in (429, 503) and wait_s is not None:
+            lease.finish(now_s, ok=True, reason="busy", busy_until_s=now_s + min(wait_s, BUSY_MOST_S))
+            error: GatewayError = Overloaded(f"the backend of {name!r} is busy", retry_after_s=wait_s)
+            error.may_retry = True
+            return Failed(error, answer)
+        if status == 503 and is_loading(body):
+            lease.finish(now_s, ok=True, reason="loading")
+            error = ModelLoading(
+                f"{name!r} is being loaded", retry_after_s=retry_after(2.0, self.gateway.dice)
+            )
+            error.may_retry = True
+            return Failed(error)
+        no_verdict = status == 429 or (status == 500 and is_json_error(body))
+        lease.finish(now_s, ok=no_verdict, reason=f"status_{status}")
+        error = UpstreamError(f"the backend of {name!r} answered {status}")
+        error.may_retry = status in ELSEWHERE
+        return Failed(error, answer)
+
+    # --- how it is asked ---
+
+    def _is_assembled(self) -> bool:
+        """A call that is not streamed goes to a llama-server as a stream: only so does
+        the server notice at once that its client has left."""
+        outgoing = self.outgoing
+        return (
+            self.llama_server
+            and outgoing.route.assembled
+            and not outgoing.ask.stream
+            and not self.upstream.config.raw
         )
 
+    def _asks_usage(self) -> bool:
+        """Token limits need the real usage, and this backend tells it only when asked."""
+        ask_ = self.outgoing.ask
+        return (
+            not self.llama_server
+            and ask_.stream
+            and not ask_.has_stream_options
+            and self.outgoing.route.dialect in ("chat", "completion")
+            and self.answering.counts_tokens()
+        )
 
-class Deadlines(msgspec.Struct, frozen=True):
-    """How long an attempt may take; see ``UpstreamConnection.request``."""
+    def _deadlines(self) -> Deadlines:
+        timeouts = self.gateway.config.timeouts
+        own = self.upstream.config.timeouts
+        return Deadlines(
+            head_s=own.response_head_s or timeouts.response_head_s,
+            first_token_s=own.first_token_s or timeouts.first_token_s,
+            idle_s=timeouts.stream_idle_s,
+            until_s=self.until_s,
+        )
 
-    head_s: float
-    first_token_s: float
-    idle_s: float
-    until_s: float
-
-
-async def ask(pool: Pool, payload: bytes, deadlines: Deadlines) -> tuple[UpstreamConnection, ResponseHead]:
-    """Send ``payload`` and wait for the response head.
-
-    A kept connection that the backend closed without a byte is replaced by a
-    fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1).
-
-    :raise UpstreamFault: what went wrong. Cancelling closes the connection.
-    """
-    connection = pool.take()
-    while True:
-        fresh = connection is None
-        if connection is None:
-            connection = await pool.connect()
-        try:
-            head = await connection.request(
-                "POST",
-                payload,
-                head_s=deadlines.head_s,
-                first_token_s=deadlines.first_token_s,
-                idle_s=deadlines.idle_s,
-                until_s=deadlines.until_s,
-            )
-        except UpstreamFault as fault:
-            if fault.stale and not fresh:
-                connection = None
-                continue
-            raise
-        return connection, head
-
-
-async def collect(connection: UpstreamConnection) -> bytes:
-    """The whole of a short body.
-
-    :raise UpstreamFault: it was cut, or is longer than :data:`ERROR_BODY_BYTES`.
-    """
-    collected = Collected(connection, ERROR_BODY_BYTES)
-    connection.deliver(collected)
-    fault = await collected.done
-    if fault is not None:
-        raise fault
-    return collected.body
-
-
-def error_of(fault: UpstreamFault, model: str) -> GatewayError:
-    """What the client is told of a fault; never where the backend is."""
-    reason = fault.reason
-    if reason.startswith("timeout") and reason != "timeout_connect":
-        return UpstreamTimeout(f"the backend of {model!r} did not answer in time ({reason})")
-    if reason == "framing":
-        return UpstreamError(f"the backend of {model!r} sent a malformed response: {fault.detail}")
-    return UpstreamError(f"the backend of {model!r} could not be used ({reason})")
-
-
-def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
-    """The headers of a backend's response that the client gets."""
-    nominated = head.get(b"connection")
-    drop = KEPT_BACK
-    if nominated:
-        drop = drop | {token.strip().lower() for token in nominated.split(b",")}
-    return [
-        (name, value)
-        for name, value in head.headers
-        if name not in drop and not name.startswith((b"x-llmgw-", b"access-control-", b"x-forwarded-"))
-    ]
-
-
-def is_loading(body: bytes) -> bool:
-    """llama-server's 503 while it reads its model: a state, not a failure."""
-    return b"Loading model" in body
-
-
-def is_json_error(body: bytes) -> bool:
-    """A well-formed JSON 500: llama-server answers so to a message it can't use."""
-    try:
-        parsed = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return isinstance(parsed, dict) and "error" in parsed
+    def _finish_lease(self, meter: Meter, *, ok: bool, reason: str) -> None:
+        self.lease.finish(
+            self.gateway.clock(),
+            ok=ok,
+            reason=reason,
+            usage=meter.usage,
+            prompt_s=meter.prompt_s,
+            token_rate=meter.token_rate,
+        )

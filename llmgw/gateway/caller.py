@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from twisted.cred.credentials import Anonymous, IAnonymous, IUsernamePassword, UsernamePassword
+from twisted.cred.credentials import IAnonymous, IUsernamePassword, UsernamePassword
 from twisted.cred.error import LoginFailed
 from twisted.internet.defer import Deferred, maybeDeferred
 
@@ -41,9 +41,7 @@ class Callers:
         self._keyed = [c for c in self.checkers if IApiKey in c.credentialInterfaces]
         self._named = [c for c in self.checkers if IUsernamePassword in c.credentialInterfaces]
 
-    def identify(
-        self, headers: Mapping[bytes, bytes], peer: str, now_s: float
-    ) -> Caller | Deferred[Caller]:
+    def identify(self, headers: Mapping[bytes, bytes], peer: str, now_s: float) -> Caller | Deferred[Caller]:
         """The caller, at once for our own checkers, else as a Deferred.
 
         :raise InvalidApiKey: no credential, a wrong one, or two that differ.

@@ -10,9 +10,9 @@ from msgspec import Struct
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from llmgw.errors import GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
-from llmgw.errors import GatewayError
 from llmgw.values import Backend, Choice, Usage
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from llmgw.core.http import HttpFault
     from llmgw.core.retry import RetryBudget
     from llmgw.gateway.access_log import AccessLog
-    from llmgw.gateway.attempt import Outbound
+    from llmgw.gateway.backend_http import Outbound
     from llmgw.gateway.caller import Callers
     from llmgw.values import Event, Policy, Request
     from llmgw.wire.incoming import Headers, Incoming
@@ -178,6 +178,14 @@ class Gateway:
         self.router_faults += 1
         least = min(candidates, key=lambda backend: backend.profile.in_flight)
         return Choice(least, why="least connections: the router failed")
+
+    def kind_of(self, upstream: Upstream) -> str | None:
+        """What a backend is: by its table, else by what its health source found."""
+        kind = upstream.config.kind
+        if kind != "auto":
+            return kind
+        member = self.fleet.members.get(upstream.config.id)
+        return member.kind if member is not None else None
 
     def tell_router(self, event: Event) -> None:
         """Let the router learn; what it raises is its own affair."""

@@ -45,11 +45,11 @@ def tls_options(host: str, ca_file: str | None, verify: bool) -> Any:
 
 
 def endpoint_for(
-    reactor: Any, scheme: str, host: str, port: int, *, connect_s: float, tls: Any = None
+    reactor: Any, host: str, port: int, *, connect_s: float, tls: Any = None
 ) -> IStreamClientEndpoint:
     """A client endpoint that tries every address of ``host`` (RFC 8305)."""
     endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port, timeout=connect_s)
-    if scheme == "https":
+    if tls is not None:
         endpoint = wrapClientTLS(tls, endpoint)
     return endpoint
 
@@ -113,10 +113,10 @@ class Pool:
         :raise UpstreamFault: nobody there, or not in time. Cancelling gives up.
         """
         self.connects += 1
-        connecting = self._make_endpoint().connect(_Connector(self))
+        connecting: Deferred[Any] = self._make_endpoint().connect(_Connector(self))
         connecting.addErrback(_translate)
         if self._tls:
-            connecting.addCallback(self._handshake)
+            return connecting.addCallback(self._handshake)
         return connecting
 
     def _handshake(self, connection: UpstreamConnection) -> Deferred[UpstreamConnection]:
@@ -165,4 +165,3 @@ def _translate(failure: Any) -> Any:
     if getattr(fault, "osError", None) in (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE):
         raise UpstreamFault("local", detail)
     raise UpstreamFault("connect", detail)
-

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.interfaces import IProtocolNegotiationFactory
+from twisted.internet.protocol import Factory, Protocol
 from zope.interface import implementer
 
 from llmgw.core.http import HttpFault
@@ -237,6 +237,9 @@ class ClientConnection(Protocol):
 
     # --- our own ---
 
+    def _state(self) -> str:
+        return self._reader.state
+
     def _transport(self) -> Any:
         return self.transport
 
@@ -253,7 +256,7 @@ class ClientConnection(Protocol):
                         return
                     self._reader.resume()
                     if self._fresh is None:
-                        if self._reader.state == "head":
+                        if self._state() == "head":
                             self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
                         return
                     continue

@@ -1,0 +1,126 @@
+"""How a client is answered: the headers every answer carries, errors, broken-off streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmgw.errors import GatewayError, UpstreamError
+from llmgw.gateway import answers
+from llmgw.gateway.routes import ANTHROPIC, OPENAI
+
+if TYPE_CHECKING:
+    from llmgw.core.meter import Meter
+    from llmgw.gateway.account import Account
+    from llmgw.gateway.gateway import Gateway
+    from llmgw.gateway.routes import Route
+    from llmgw.values import Caller, Decision
+    from llmgw.wire.incoming import Headers, Incoming
+
+_ALLOWED_HEADERS = b"authorization, content-type, x-api-key"
+
+
+class Answering:
+    """The answering side of one exchange. What it starts is ended by the exchange.
+
+    :ivar route: set once the path is known; errors take its dialect.
+    :ivar caller: set once it is known.
+    :ivar decision: the limiter's, for the ``x-ratelimit-*`` headers.
+    :ivar broken: the answer had begun and can't be completed.
+    """
+
+    def __init__(self, gateway: Gateway, incoming: Incoming, account: Account) -> None:
+        self.gateway = gateway
+        self.incoming = incoming
+        self.account = account
+        self.route: Route | None = None
+        self.caller: Caller | None = None
+        self.decision: Decision | None = None
+        self.broken = False
+        self._streamed = False
+
+    def begin(self, status: int, headers: Headers, length: int | None, *, streamed: bool) -> None:
+        """Start passing on a backend's response."""
+        self._streamed = streamed
+        if streamed:
+            # nginx in front would collect the stream otherwise.
+            headers.append((b"x-accel-buffering", b"no"))
+            if not any(name == b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-cache"))
+        self.incoming.start(status, self._with_ours(headers), 0 if status in (204, 304) else length)
+
+    def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer; it leaves when the exchange ends."""
+        self.incoming.start(status, self._with_ours(headers), len(body))
+        if body:
+            self.incoming.hold(body)
+
+    def answer_json(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer of JSON."""
+        self.answer(status, [answers.JSON, *headers], body)
+
+    def refuse(self, error: GatewayError) -> None:
+        """Tell the client of ``error``, by a status if there still can be one."""
+        self.account.outcome = error.code
+        self.gateway.metrics.rejected(error.code)
+        if self.incoming.started:
+            self.break_off(error, self.account.meter)
+            return
+        dialect = self.route.errors if self.route is not None else _dialect_of(self.incoming.head.path)
+        self.answer(error.status, answers.error_headers(error), answers.error_body(error, dialect))
+
+    def break_off(self, error: GatewayError, meter: Meter | None) -> None:
+        """An answer that had begun can't be completed: say so, and end it visibly."""
+        self.account.outcome = "cut" if isinstance(error, UpstreamError) else error.code
+        self.broken = True
+        if self._streamed and meter is not None and self.route is not None:
+            self.incoming.send(
+                answers.error_event(
+                    error, self.route.errors, self.route.dialect, inside_event=meter.cut_in_event
+                )
+            )
+
+    def counts_tokens(self) -> bool:
+        """Some limit of this caller is in tokens."""
+        policies = self.caller.policies if self.caller is not None else ()
+        return self.gateway.counts_tokens or any(policy.tokens_per_minute for policy in policies)
+
+    def _with_ours(self, headers: Headers) -> Headers:
+        """``headers`` and what every answer carries."""
+        account, caller = self.account, self.caller
+        headers = [*headers, (b"x-request-id", account.request_id.encode("ascii"))]
+        if self.gateway.origins:
+            headers += self._cors(self.gateway.origins)
+        if self.decision is not None:
+            headers += answers.limit_headers(self.decision)
+        if caller is not None and account.backend is not None:
+            if caller.show_backend:
+                headers.append((b"x-llmgw-backend", account.backend.encode("ascii", "replace")))
+            if caller.show_decision:
+                why = f"{account.backend}; {account.why or ''}"
+                headers.append((b"x-llmgw-decision", why.encode("ascii", "replace")))
+        return headers
+
+    def _cors(self, origins: frozenset[str]) -> Headers:
+        """What lets a page of an allowed origin read the answer (WHATWG Fetch, CORS protocol)."""
+        requested = self.incoming.head.headers
+        origin = requested.get(b"origin", b"").decode("latin-1")
+        if origin not in origins and "*" not in origins:
+            return [(b"vary", b"origin")]
+        headers = [(b"access-control-allow-origin", origin.encode("latin-1") or b"*"), (b"vary", b"origin")]
+        if self.incoming.head.method == "OPTIONS":
+            headers += [
+                (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+                (
+                    b"access-control-allow-headers",
+                    requested.get(b"access-control-request-headers", _ALLOWED_HEADERS),
+                ),
+                (b"access-control-max-age", b"600"),
+            ]
+        else:
+            headers.append((b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms"))
+        return headers
+
+
+def _dialect_of(path: str) -> str:
+    """Errors on an unknown path below ``/v1/messages`` are still read by an Anthropic client."""
+    return ANTHROPIC if path.startswith("/v1/messages") else OPENAI

@@ -1,0 +1,194 @@
+"""How a backend is spoken to: what a request carries, what of an answer passes, what errors mean."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llmgw import __version__
+from llmgw.errors import GatewayError, UpstreamError, UpstreamTimeout
+from llmgw.wire.incoming import header_lines
+from llmgw.wire.relay import Collected
+from llmgw.wire.upstream import UpstreamFault
+
+if TYPE_CHECKING:
+    from llmgw.config import BackendConfig
+    from llmgw.core.http import ResponseHead
+    from llmgw.wire.pool import Pool
+    from llmgw.wire.upstream import UpstreamConnection
+
+ERROR_BODY_BYTES = 1 << 20
+PASSED_ON = (
+    b"accept",
+    b"traceparent",
+    b"tracestate",
+    b"anthropic-version",
+    b"anthropic-beta",
+    b"idempotency-key",
+)
+"""The only headers of a client that reach a backend, beside ``content-type``."""
+
+_CREDENTIAL_PARAMETERS = re.compile(
+    r"(?:^|(?<=&))(?:api[-_]?key|key|access_token|token)=[^&]*&?", re.IGNORECASE
+)
+
+_REQUEST = b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+_AGENT = b"llmgw/" + __version__.encode("ascii")
+
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade content-length".split()
+)
+KEPT_BACK = HOP_BY_HOP | frozenset(
+    b"server date set-cookie set-cookie2 x-powered-by x-request-id x-accel-buffering via alt-svc "
+    b"strict-transport-security".split()
+)
+"""Headers of a backend that never reach a client."""
+
+
+class Outbound:
+    """What is the same for every request to one backend.
+
+    :param config: the backend's table.
+    """
+
+    def __init__(self, config: BackendConfig) -> None:
+        parts = urlsplit(config.url)
+        self.base = parts.path.rstrip("/")
+        host = parts.hostname or ""
+        authority = f"[{host}]" if ":" in host else host
+        default_port = 443 if parts.scheme == "https" else 80
+        if parts.port is not None and parts.port != default_port:
+            authority += f":{parts.port}"
+        fixed = [(b"host", authority.encode("ascii")), (b"user-agent", _AGENT)]
+        if config.api_key is not None:
+            fixed.append((b"authorization", b"Bearer " + config.api_key.reveal().encode("utf-8")))
+        self._fixed = header_lines(fixed)
+
+    def request(
+        self,
+        path: str,
+        query: str,
+        headers: dict[bytes, bytes],
+        content_type: bytes,
+        request_id: str,
+        body: bytes,
+    ) -> bytes:
+        """A whole request, written anew from an allow-list, never copied."""
+        target = self.base + path
+        if query:
+            query = _CREDENTIAL_PARAMETERS.sub("", query).rstrip("&")
+            if query:
+                target = f"{target}?{query}"
+        passed = [(name, headers[name]) for name in PASSED_ON if name in headers]
+        return (
+            b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (
+                target.encode("latin-1"),
+                self._fixed,
+                header_lines(passed),
+                content_type,
+                request_id.encode("ascii"),
+                len(body),
+                body,
+            )
+        )
+
+
+class Deadlines(msgspec.Struct, frozen=True):
+    """How long an attempt may take; see ``UpstreamConnection.request``."""
+
+    head_s: float
+    first_token_s: float
+    idle_s: float
+    until_s: float
+
+
+async def ask(pool: Pool, payload: bytes, deadlines: Deadlines) -> tuple[UpstreamConnection, ResponseHead]:
+    """Send ``payload`` and wait for the response head.
+
+    A kept connection that the backend closed without a byte is replaced by a
+    fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1).
+
+    :raise UpstreamFault: what went wrong. Cancelling closes the connection.
+    """
+    connection = pool.take()
+    while True:
+        fresh = connection is None
+        if connection is None:
+            connection = await pool.connect()
+        try:
+            head = await connection.request(
+                "POST",
+                payload,
+                head_s=deadlines.head_s,
+                first_token_s=deadlines.first_token_s,
+                idle_s=deadlines.idle_s,
+                until_s=deadlines.until_s,
+            )
+        except UpstreamFault as fault:
+            if fault.stale and not fresh:
+                connection = None
+                continue
+            raise
+        return connection, head
+
+
+async def collect(connection: UpstreamConnection) -> bytes:
+    """The whole of a short body.
+
+    :raise UpstreamFault: it was cut, or is longer than :data:`ERROR_BODY_BYTES`.
+    """
+    collected = Collected(connection, ERROR_BODY_BYTES)
+    connection.deliver(collected)
+    fault = await collected.done
+    if fault is not None:
+        raise fault
+    return collected.body
+
+
+def error_of(fault: UpstreamFault, model: str) -> GatewayError:
+    """What the client is told of a fault; never where the backend is."""
+    reason = fault.reason
+    if reason.startswith("timeout") and reason != "timeout_connect":
+        return UpstreamTimeout(f"the backend of {model!r} did not answer in time ({reason})")
+    if reason == "framing":
+        return UpstreamError(f"the backend of {model!r} sent a malformed response: {fault.detail}")
+    return UpstreamError(f"the backend of {model!r} could not be used ({reason})")
+
+
+def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
+    """The headers of a backend's response that the client gets."""
+    nominated = head.get(b"connection")
+    drop = KEPT_BACK
+    if nominated:
+        drop = drop | {token.strip().lower() for token in nominated.split(b",")}
+    return [
+        (name, value)
+        for name, value in head.headers
+        if name not in drop and not name.startswith((b"x-llmgw-", b"access-control-", b"x-forwarded-"))
+    ]
+
+
+def is_loading(body: bytes) -> bool:
+    """llama-server's 503 while it reads its model: a state, not a failure."""
+    return b"Loading model" in body
+
+
+def is_json_error(body: bytes) -> bool:
+    """A well-formed JSON 500: llama-server answers so to a message it can't use."""
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(parsed, dict) and "error" in parsed
+
+
+def seconds_of(value: bytes | None) -> float | None:
+    """A header in seconds; a date or nonsense is ``None``."""
+    if value is None or not re.fullmatch(rb"\d{1,9}(?:\.\d{1,6})?", value.strip()):
+        return None
+    return float(value)
