@@ -103,13 +103,7 @@ class GatewayService(Service):
             config=config,
             fleet=self.fleet,
             router=build_router(config),
-            limiter=plugins.build(
-                "rate-limiter",
-                config.rate_limiter.plugin,
-                config.rate_limiter.options,
-                reactor,
-                where="rate_limiter",
-            ),
+            limiter=build_limiter(config, reactor),
             callers=build_callers(config),
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
             metrics=self.metrics,
@@ -198,9 +192,7 @@ class GatewayService(Service):
         self._draining = True
         if self.running and not self._interrupted:
             await self._pause(drain.lame_duck_s)
-        await DeferredList(
-            [maybeDeferred(port.stopService) for _, port in self._listeners], consumeErrors=True
-        )
+        await _stop_all(self._listeners)
         self.site.draining = True
         self.site.close_idle()
         await self._until_idle(SIGINT_FINISH_S if self._interrupted else drain.finish_s)
@@ -279,20 +271,7 @@ class GatewayService(Service):
             router = build_router(config)
         callers = build_callers(config)
         self.backends.verify(config)
-        fixed = [
-            key
-            for key in (
-                "listen",
-                "admin",
-                "admin_token",
-                "workers",
-                "rate_limiter",
-                "discovery",
-                "breaker",
-                "log",
-            )
-            if getattr(config, key) != getattr(old, key)
-        ]
+        fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(old, key)]
         self.config = config
         gateway = self.gateway
         gateway.configure(config)

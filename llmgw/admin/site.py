@@ -1,30 +1,38 @@
 """The admin listener: probes, metrics, state, and the few levers.
 
 ``/livez`` says that the event loop turns, ``/readyz`` that requests can be
-taken; neither depends on Redis, etcd, or any one backend. With
-``admin_token_file`` set, everything but the two probes wants
-``Authorization: Bearer`` with that token.
+taken; neither depends on Redis, etcd, or any one backend, and both are open.
+
+Everything else wants the token, if there is one: as ``Authorization: Bearer``,
+or as the password of ``Basic``, which browsers know how to ask for. Without a
+token the listener is on loopback, where a browser could be made to speak for a
+foreign page; so it must then be addressed as ``localhost`` or by number (DNS
+rebinding), and levers are not moved for pages of another origin (CSRF).
 """
 
 from __future__ import annotations
 
 import hmac
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
 
-import msgspec
-from twisted.internet.defer import Deferred
-from twisted.logger import Logger
-from twisted.web import http
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Site
+from twisted.web.server import Request, Site
+
+from llmgw.admin import metrics
+from llmgw.admin.events import Events
+from llmgw.admin.pages import Answer, Page, encode, error_answer
+from llmgw.errors import GatewayError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from twisted.web.server import Request
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IReactorTime
 
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-JSON = b"application/json; charset=utf-8"
+BODY_BYTES = 64 << 20
+"""The longest body taken: what ``/api/explain`` may be asked about."""
 
 
 class Operations(Protocol):
@@ -39,158 +47,158 @@ class Operations(Protocol):
     def metrics_text(self) -> bytes:
         """Prometheus' text format."""
 
+    def explain(self, body: bytes) -> Mapping[str, Any]:
+        """Candidates, scores, reasons and choice for a request that is not sent.
+
+        :raise GatewayError: what the request would have been answered with.
+        """
+
     def drain_backend(self, id: str, on: bool) -> bool:
         """:return: whether there is such a backend."""
 
     def reload(self) -> Deferred[list[str]]:
-        """Fires with what could not be changed without a restart. Fails with ConfigError."""
+        """Fires with what could not be changed without a restart. Fails with ConfigError or PluginError."""
 
     def drain(self) -> None:
         """Begin to drain the whole gateway."""
 
 
-class Page(Resource):
-    """One path, one function, one method."""
-
-    isLeaf = True
-
-    def __init__(self, answer: Callable[[Request], tuple[int, bytes, bytes]], method: bytes = b"GET") -> None:
-        super().__init__()
-        self._answer = answer
-        self._method = method
-
-    def render(self, request: Request) -> bytes | int:
-        wanted = self._method
-        if request.method != wanted and not (wanted == b"GET" and request.method == b"HEAD"):
-            request.setHeader("allow", wanted.decode("ascii"))
-            return finish(request, 405, JSON, _error("method_not_allowed"))
-        return finish(request, *self._answer(request))
-
-
 class AdminRoot(Resource):
-    """All paths of the admin listener."""
+    """All paths of the admin listener.
 
-    log = Logger()
+    :param token: what callers must show; ``None`` for none.
+    :param reactor: for the timer of ``/api/events``; the global one if absent.
+    :raise ValueError: an empty token, which anybody could show.
+    """
 
-    def __init__(self, operations: Operations, token: str | None = None) -> None:
+    def __init__(
+        self, operations: Operations, token: str | None = None, *, reactor: IReactorTime | None = None
+    ) -> None:
         super().__init__()
+        if token == "":
+            raise ValueError("the admin token is empty")
         self._operations = operations
         self._token = token.encode("utf-8") if token is not None else None
-        self._pages: dict[bytes, Resource] = {
-            b"livez": Page(lambda _: (200, JSON, b'{"status":"ok"}')),
+        self.events = Events(operations.state, reactor)
+        self._probes: dict[bytes, Resource] = {
+            b"livez": Page(lambda _: Answer(b'{"status":"ok"}')),
             b"readyz": Page(self._readyz),
-            b"metrics": Page(
-                lambda _: (200, b"text/plain; version=0.0.4; charset=utf-8", operations.metrics_text())
+        }
+        self._pages: dict[tuple[bytes, ...], Resource] = {
+            (b"",): Page(lambda _: Answer(_INDEX, content_type=b"text/html; charset=utf-8")),
+            (b"metrics",): Page(
+                lambda _: Answer(operations.metrics_text(), content_type=metrics.CONTENT_TYPE)
             ),
+            (b"api", b"state"): Page(lambda _: Answer(encode(operations.state()))),
+            (b"api", b"events"): self.events,
+            (b"api", b"explain"): Page(self._explain, b"POST"),
+            (b"api", b"reload"): Page(self._reload, b"POST"),
+            (b"api", b"drain"): Page(self._drain, b"POST"),
         }
-        self._api: dict[bytes, Resource] = {
-            b"state": Page(lambda _: (200, JSON, _encode(operations.state()))),
-            b"reload": Reload(operations),
-            b"drain": Page(self._drain, b"POST"),
-        }
+
+    def close(self) -> None:
+        """End the streams of events."""
+        self.events.close()
+
+    def admits(self, request: Request) -> GatewayError | None:
+        """``None``, or why this caller gets nothing but the probes."""
+        if self._token is None:
+            if not _is_local_name(request):
+                return _denied("set admin_token_file to use the admin listener by this name")
+        elif not hmac.compare_digest(_shown(request), self._token):
+            return GatewayError("a token is needed", status=401, code="unauthorized")
+        if request.method not in (b"GET", b"HEAD") and _is_foreign(request):
+            return _denied("not for pages of another origin")
+        return None
 
     def getChild(self, path: bytes, request: Request) -> Resource:
-        """The resource of ``path``, if the caller may see it."""
-        page = self._pages.get(path)
-        if path in (b"livez", b"readyz") and page is not None:
-            return page
-        if self._token is not None:
-            scheme, _, given = (request.getHeader(b"authorization") or b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
-                request.setHeader("www-authenticate", "Bearer")
-                return _Fixed(401, _error("unauthorized"))
+        """The page of the whole path, if the caller may see it."""
+        whole = (path, *(request.postpath or ()))
+        if len(whole) == 1 and path in self._probes:
+            return self._probes[path]
+        refused = self.admits(request)
+        if refused is not None:
+            if refused.status == 401:
+                challenges = [b"Bearer", b'Basic realm="llmgw", charset="UTF-8"']
+                request.responseHeaders.setRawHeaders(b"www-authenticate", challenges)
+            return _Refusal(refused)
+        page = self._pages.get(whole)
         if page is not None:
             return page
-        rest = [path, *request.postpath]
-        if rest[0] == b"api" and len(rest) == 2 and rest[1] in self._api:
-            return self._api[rest[1]]
-        if rest[:2] == [b"api", b"backends"] and len(rest) == 4 and rest[3] in (b"drain", b"undrain"):
-            return Page(lambda _: self._drain_backend(rest[2], rest[3] == b"drain"), b"POST")
-        if path == b"" and not request.postpath:
-            return Page(lambda _: (200, b"text/html; charset=utf-8", _INDEX))
-        return _Fixed(404, _error("not_found"))
+        if whole[:2] == (b"api", b"backends") and len(whole) == 4 and whole[3] in (b"drain", b"undrain"):
+            return Page(lambda _: self._drain_backend(whole[2], whole[3] == b"drain"), b"POST")
+        return _Refusal(NotFound("no such page"))
 
-    def _readyz(self, request: Request) -> tuple[int, bytes, bytes]:
+    def _readyz(self, request: Request) -> Answer:
         ready, why = self._operations.readiness()
-        return (
-            (200 if ready else 503),
-            JSON,
-            _encode({"status": "ok" if ready else "not ready", "reason": why}),
+        return Answer(
+            encode({"status": "ok" if ready else "not ready", "reason": why}), 200 if ready else 503
         )
 
-    def _drain(self, request: Request) -> tuple[int, bytes, bytes]:
-        self._operations.drain()
-        return 202, JSON, b'{"status":"draining"}'
+    def _explain(self, request: Request) -> Answer:
+        assert request.content is not None
+        return Answer(encode(self._operations.explain(request.content.read())))
 
-    def _drain_backend(self, id: bytes, on: bool) -> tuple[int, bytes, bytes]:
+    def _reload(self, request: Request) -> Deferred[Answer]:
+        return self._operations.reload().addCallback(
+            lambda left: Answer(encode({"status": "reloaded", "needs_restart": left}))
+        )
+
+    def _drain(self, request: Request) -> Answer:
+        self._operations.drain()
+        return Answer(b'{"status":"draining"}', 202)
+
+    def _drain_backend(self, id: bytes, on: bool) -> Answer:
         name = id.decode("utf-8", "replace")
         if not self._operations.drain_backend(name, on):
-            return 404, JSON, _error("not_found")
-        return 200, JSON, _encode({"backend": name, "draining": on})
+            raise NotFound("no such backend", param="id")
+        return Answer(encode({"backend": name, "draining": on}))
 
 
-class Reload(Resource):
-    """``POST /api/reload``: verify the whole, then swap, or say what is wrong."""
+class _Refusal(Page):
+    """The same answer to every method."""
 
-    isLeaf = True
+    def __init__(self, error: GatewayError) -> None:
+        super().__init__(lambda _: error_answer(error))
+        self._error = error
 
-    def __init__(self, operations: Operations) -> None:
-        super().__init__()
-        self._operations = operations
-
-    def render(self, request: Request) -> bytes | int:
-        if request.method != b"POST":
-            request.setHeader("allow", "POST")
-            return finish(request, 405, JSON, _error("method_not_allowed"))
-        reloading = self._operations.reload()
-        reloading.addCallbacks(
-            lambda left: (200, _encode({"status": "reloaded", "needs_restart": left})),
-            lambda failure: (
-                400,
-                _encode({"error": {"code": "config", "message": failure.getErrorMessage()}}),
-            ),
-        )
-        reloading.addCallback(lambda answer: self._late(request, *answer))
-        return int(NOT_DONE_YET)
-
-    def _late(self, request: Request, status: int, body: bytes) -> None:
-        if request.channel is None:
-            return  # the operator left
-        request.write(finish(request, status, JSON, body))
-        request.finish()
+    def render(self, request: Request) -> int:
+        self._allowed = (request.method,)
+        return super().render(request)
 
 
-class _Fixed(Resource):
-    isLeaf = True
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__()
-        self._status = status
-        self._body = body
-
-    def render(self, request: Request) -> bytes:
-        return finish(request, self._status, JSON, self._body)
+def _denied(message: str) -> GatewayError:
+    return GatewayError(message, status=403, code="forbidden")
 
 
-def finish(request: Request, status: int, content_type: bytes, body: bytes) -> bytes:
-    """Set status and headers of an answer; ``body`` is its own."""
-    request.setResponseCode(status)
-    request.setHeader(b"content-type", content_type)
-    request.setHeader(b"content-length", b"%d" % len(body))
-    request.setHeader(b"cache-control", b"no-store")
-    request.setHeader(b"x-content-type-options", b"nosniff")
-    return b"" if request.method == b"HEAD" else body
+def _shown(request: Request) -> bytes:
+    """The token that came with ``request``; never equal to one if none did."""
+    scheme, _, given = (request.getHeader(b"authorization") or b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return given.strip()
+    return bytes(request.getPassword())
 
 
-def _error(code: str) -> bytes:
-    return _encode(
-        {
-            "error": {
-                "code": code,
-                "message": http.RESPONSES.get(404, b"").decode() if code == "not_found" else code,
-            }
-        }
-    )
+def _is_local_name(request: Request) -> bool:
+    host = request.getHeader(b"host")
+    if not host or getattr(request.getHost(), "host", None) is None:
+        return True  # HTTP/1.0 probes; a UNIX socket, which no page can reach
+    try:
+        name = urlsplit("//" + host.decode("ascii")).hostname or ""
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_foreign(request: Request) -> bool:
+    """A browser says that a page of somebody else's sent this."""
+    if request.getHeader(b"sec-fetch-site") not in (None, b"same-origin", b"none"):
+        return True
+    origin = request.getHeader(b"origin")
+    return origin is not None and origin.partition(b"://")[2] != request.getHeader(b"host")
 
 
 _INDEX = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>llmgw</title>
@@ -198,10 +206,45 @@ _INDEX = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>llmgw</
 <li><a href="/readyz">readyz</a><li><a href="/livez">livez</a></ul></html>"""
 
 
+class AdminRequest(Request):
+    """Takes a body of at most :data:`BODY_BYTES`, and keeps none of a stranger's."""
+
+    _left = BODY_BYTES
+    _kept = True
+
+    def gotLength(self, length: int | None) -> None:
+        self._kept = self.channel.site.resource.admits(self) is None
+        super().gotLength(length if self._kept else 0)
+        if length is not None and length > BODY_BYTES:
+            self._refuse_body()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            self._refuse_body()
+        elif self._kept:
+            super().handleContentChunk(data)
+
+    def _refuse_body(self) -> None:
+        if self._left != -BODY_BYTES:
+            self._left = -BODY_BYTES
+            self.channel.write(
+                b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.channel.loseConnection()
+
+
 class AdminSite(Site):
     """``twisted.web`` without its access log: the admin listener is for machines."""
 
     displayTracebacks = False
 
+    def __init__(self, root: AdminRoot) -> None:
+        super().__init__(root, requestFactory=AdminRequest)
+
     def log(self, request: Any) -> None:
         """Nothing."""
+
+    def stopFactory(self) -> None:
+        self.resource.close()
+        super().stopFactory()

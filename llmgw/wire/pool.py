@@ -45,11 +45,11 @@ def tls_options(host: str, ca_file: str | None, verify: bool) -> Any:
 
 
 def endpoint_for(
-    reactor: Any, host: str, port: int, *, connect_s: float, tls: Any = None
+    reactor: Any, scheme: str, host: str, port: int, *, connect_s: float, tls: Any = None
 ) -> IStreamClientEndpoint:
     """A client endpoint that tries every address of ``host`` (RFC 8305)."""
     endpoint: IStreamClientEndpoint = HostnameEndpoint(reactor, host, port, timeout=connect_s)
-    if tls is not None:
+    if scheme == "https":
         endpoint = wrapClientTLS(tls, endpoint)
     return endpoint
 

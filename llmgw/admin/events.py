@@ -1,0 +1,141 @@
+"""``/api/events``: the state as server-sent events, one a second, only while it changes.
+
+One timer serves all listeners, and runs only while there are any. A listener
+that reads slowly misses events and then gets the newest: each is the whole state.
+
+:source: WHATWG HTML, section 9.2 (server-sent events).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import Request
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+from zope.interface import implementer
+
+from llmgw.admin.pages import Answer, encode, error_answer, fault_answer, not_allowed, send, set_headers
+from llmgw.errors import Overloaded
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
+EVERY_S = 1.0
+COMMENT_AFTER = 15
+"""Ticks of silence after which a comment goes out, so that nobody between us and the listener hangs up."""
+MOST_LISTENERS = 64
+UNTOLD = frozenset({"uptime_s"})
+"""Keys of the state that always change, and are no reason for an event."""
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+
+class Events(Resource):
+    """All listeners to ``state``."""
+
+    isLeaf = True
+    log = Logger()
+
+    def __init__(self, state: Callable[[], Mapping[str, Any]], reactor: IReactorTime | None = None) -> None:
+        super().__init__()
+        self._state = state
+        self._listeners: set[_Listener] = set()
+        self._told = b""
+        self._event = b""
+        self._loop = LoopingCall(self._tick)
+        if reactor is not None:
+            self._loop.clock = reactor
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def render(self, request: Request) -> int:
+        if request.method == b"HEAD":
+            return send(request, Answer(b"", content_type=EVENT_STREAM))
+        if request.method != b"GET":
+            return send(request, not_allowed(request, (b"GET", b"HEAD")))
+        if len(self._listeners) >= MOST_LISTENERS:
+            return send(request, error_answer(Overloaded("too many listeners")))
+        try:
+            self._look()
+        except Exception:
+            return send(request, fault_answer(Failure()))
+        set_headers(request, EVENT_STREAM)
+        request.setHeader(b"x-accel-buffering", b"no")
+        listener = _Listener(request)
+        self._listeners.add(listener)
+        request.notifyFinish().addBoth(lambda _: self._left(listener))
+        request.registerProducer(listener, True)
+        if not self._loop.running:
+            self._loop.start(EVERY_S, now=False)
+        listener.offer(self._event)
+        return NOT_DONE_YET
+
+    def close(self) -> None:
+        """End every stream."""
+        for listener in list(self._listeners):
+            listener.end()
+
+    def _left(self, listener: _Listener) -> None:
+        self._listeners.discard(listener)
+        if not self._listeners and self._loop.running:
+            self._loop.stop()
+
+    def _tick(self) -> None:
+        try:
+            self._look()
+        except Exception:
+            self.log.failure("reading the state for listeners")
+            return
+        for listener in list(self._listeners):
+            listener.offer(self._event)
+
+    def _look(self) -> None:
+        state = self._state()
+        told = encode({key: value for key, value in state.items() if key not in UNTOLD})
+        if told != self._told:
+            self._told = told
+            self._event = b"data: %s\n\n" % encode(state)
+
+
+@implementer(IPushProducer)
+class _Listener:
+    """One stream; the transport pauses it while its buffer is full."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._paused = False
+        self._sent: bytes | None = None
+        self._silent = 0
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+
+    def stopProducing(self) -> None:
+        self._paused = True
+
+    def offer(self, event: bytes) -> None:
+        """Send ``event`` unless it was sent already."""
+        if self._paused:
+            return
+        self._silent += 1
+        if event is not self._sent:
+            self._sent = event
+            self._silent = 0
+            self._request.write(event)
+        elif self._silent >= COMMENT_AFTER:
+            self._silent = 0
+            self._request.write(b":\n\n")
+
+    def end(self) -> None:
+        """Finish the answer."""
+        self._request.unregisterProducer()
+        self._request.finish()
