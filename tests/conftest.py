@@ -18,7 +18,7 @@ from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "real_servers", "live_gateway"]
 
 
 @implementer(ILogObserver)

@@ -15,9 +15,8 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import Request
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
+from twisted.web.server import NOT_DONE_YET, Request
 from zope.interface import implementer
 
 from llmgw.admin.pages import Answer, encode, error_answer, fault_answer, not_allowed, send, set_headers

@@ -9,9 +9,8 @@ import msgspec
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import Request
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET
+from twisted.web.server import NOT_DONE_YET, Request
 
 from llmgw.errors import ConfigError, GatewayError, MethodNotAllowed, PluginError
 
@@ -49,9 +48,9 @@ class Page(Resource):
             return send(request, not_allowed(request, self._allowed))
         gone = request.notifyFinish()
         gone.addErrback(lambda _: None)
-        answering = maybeDeferred(self._answer, request)
+        answering: Deferred[Any] = maybeDeferred(self._answer, request)
         answering.addErrback(fault_answer)
-        answering.addCallback(lambda answer: None if gone.called else send(request, answer))
+        answering.addCallback(lambda answer: NOT_DONE_YET if gone.called else send(request, answer))
         return NOT_DONE_YET
 
 

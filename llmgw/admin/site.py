@@ -22,7 +22,7 @@ from twisted.web.server import Request, Site
 
 from llmgw.admin import metrics
 from llmgw.admin.events import Events
-from llmgw.admin.pages import Answer, Page, encode, error_answer
+from llmgw.admin.pages import Answer, Page, encode, error_answer, send
 from llmgw.errors import GatewayError, NotFound
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AdminRoot(Resource):
     """All paths of the admin listener.
 
     :param token: what callers must show; ``None`` for none.
-    :param reactor: for the timer of ``/api/events``; the global one if absent.
+    :param reactor: for timers; the global one if absent.
     :raise ValueError: an empty token, which anybody could show.
     """
 
@@ -77,6 +77,7 @@ class AdminRoot(Resource):
         super().__init__()
         if token == "":
             raise ValueError("the admin token is empty")
+        self.reactor = reactor
         self._operations = operations
         self._token = token.encode("utf-8") if token is not None else None
         self.events = Events(operations.state, reactor)
@@ -155,16 +156,17 @@ class AdminRoot(Resource):
         return Answer(encode({"backend": name, "draining": on}))
 
 
-class _Refusal(Page):
+class _Refusal(Resource):
     """The same answer to every method."""
 
+    isLeaf = True
+
     def __init__(self, error: GatewayError) -> None:
-        super().__init__(lambda _: error_answer(error))
+        super().__init__()
         self._error = error
 
     def render(self, request: Request) -> int:
-        self._allowed = (request.method,)
-        return super().render(request)
+        return send(request, error_answer(self._error))
 
 
 def _denied(message: str) -> GatewayError:
@@ -213,12 +215,15 @@ class AdminRequest(Request):
     _kept = True
 
     def gotLength(self, length: int | None) -> None:
-        self._kept = self.channel.site.resource.admits(self) is None
+        channel: Any = self.channel
+        self._kept = length == 0 or channel.site.resource.admits(self) is None
         super().gotLength(length if self._kept else 0)
         if length is not None and length > BODY_BYTES:
             self._refuse_body()
 
     def handleContentChunk(self, data: bytes) -> None:
+        if self._left < 0:
+            return  # refused, and the connection is about to close
         self._left -= len(data)
         if self._left < 0:
             self._refuse_body()
@@ -226,12 +231,11 @@ class AdminRequest(Request):
             super().handleContentChunk(data)
 
     def _refuse_body(self) -> None:
-        if self._left != -BODY_BYTES:
-            self._left = -BODY_BYTES
-            self.channel.write(
-                b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-            )
-            self.channel.loseConnection()
+        self._left = -1
+        self.channel.write(
+            b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        )
+        self.channel.loseConnection()
 
 
 class AdminSite(Site):
@@ -240,7 +244,7 @@ class AdminSite(Site):
     displayTracebacks = False
 
     def __init__(self, root: AdminRoot) -> None:
-        super().__init__(root, requestFactory=AdminRequest)
+        super().__init__(root, requestFactory=AdminRequest, reactor=root.reactor)
 
     def log(self, request: Any) -> None:
         """Nothing."""

@@ -55,6 +55,7 @@ class Ask(msgspec.Struct, frozen=True):
     :param prompt_bytes: about how many bytes of text the prompt has: the body's
         length without long base64 strings, which are images or sound.
     :param session: a conversation id of up to 256 characters.
+    :param return_tokens: ``/completion`` is to tell the tokens of its answer too.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Ask(msgspec.Struct, frozen=True):
     n: int = 1
     prompt_bytes: int = 0
     session: str | None = None
+    return_tokens: bool = False
 
 
 _DEFAULTS = BodyLimits()
@@ -114,6 +116,7 @@ def read_json(
         _choices(found, limits.n),
         len(body) - shape.opaque_bytes,
         _session(found),
+        _is_true(found.get("return_tokens")),
     )
 
 

@@ -191,6 +191,16 @@ def test_a_head_keeps_path_and_query_as_sent() -> None:
     assert (head.version, head.content_length, head.chunked) == (11, None, False)
 
 
+@pytest.mark.parametrize("name", [b"org%2Fmodel", b"org%2fmodel%3Aq4", b"org/model"])
+def test_a_models_name_may_hold_a_slash(name: bytes) -> None:
+    assert only_head(path(b"/v1/models/" + name)).path == "/v1/models/" + name.decode()
+
+
+@pytest.mark.parametrize("name", [b"..%2Fa", b"a%2f..%2Fb", b"a%2F%2e%2E", b"a%5Cb", b"a%00", b"a%2"])
+def test_but_no_way_out_of_the_names(name: bytes) -> None:
+    assert errors(read([path(b"/v1/models/" + name)])) == [400]
+
+
 def test_absolute_form_leaves_its_path_and_query() -> None:
     head = only_head(path(b"http://gw.example/v1/models?a=http://x/"))
     assert (head.path, head.query) == ("/v1/models", "a=http://x/")

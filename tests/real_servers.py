@@ -1,4 +1,7 @@
-"""Real llama.cpp servers for tests, started when first asked for and shared by the session."""
+"""Real llama.cpp servers for tests, started when first asked for and shared by the session.
+
+A plugin of ``tests/conftest.py``, since more than one folder of tests uses them.
+"""
 
 from __future__ import annotations
 

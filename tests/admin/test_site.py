@@ -1,0 +1,688 @@
+"""The admin listener, spoken to in bytes under a clock, and over a real socket where that matters."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import pytest_twisted
+from twisted.internet.address import UNIXAddress
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
+from twisted.internet.error import ConnectionLost
+from twisted.internet.protocol import Protocol
+from twisted.internet.task import Clock, deferLater
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+
+from llmgw.admin import events as events_module
+from llmgw.admin import site as site_module
+from llmgw.admin.site import AdminRoot, AdminSite
+from llmgw.errors import ConfigError, ConfigFault, ModelNotFound, PluginError
+
+TOKEN = "s3cret-token"
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+class Gateway:
+    """:class:`llmgw.admin.site.Operations` with everything to be set."""
+
+    def __init__(self) -> None:
+        self.ready = (True, "")
+        self.picture: dict[str, Any] = {"uptime_s": 1.0, "in_flight": 0}
+        self.fault: Exception | None = None
+        self.reloading: Deferred[list[str]] = succeed(["listen"])
+        self.draining = False
+        self.drained: dict[str, bool] = {}
+        self.explained = b""
+
+    def _raise(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    def readiness(self) -> tuple[bool, str]:
+        self._raise()
+        return self.ready
+
+    def state(self) -> Mapping[str, Any]:
+        self._raise()
+        return self.picture
+
+    def metrics_text(self) -> bytes:
+        self._raise()
+        return b"llmgw_x 1\n"
+
+    def explain(self, body: bytes) -> Mapping[str, Any]:
+        self._raise()
+        self.explained = body
+        return {"choice": "b0"}
+
+    def drain_backend(self, id: str, on: bool) -> bool:
+        self._raise()
+        self.drained[id] = on
+        return id in ("b0", "a/b", "é")
+
+    def reload(self) -> Deferred[list[str]]:
+        self._raise()
+        return self.reloading
+
+    def drain(self) -> None:
+        self._raise()
+        self.draining = True
+
+
+class Answer:
+    """A response, taken apart."""
+
+    def __init__(self, raw: bytes) -> None:
+        head, _, self.body = raw.partition(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").split("\r\n")
+        self.status = int(status.split(" ")[1])
+        self.headers: dict[str, str] = {}
+        for line in lines:
+            name, _, value = line.partition(": ")
+            self.headers[name.lower()] = ", ".join(filter(None, (self.headers.get(name.lower()), value)))
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        return str(self.json["error"]["code"])
+
+
+class Admin:
+    """One listener, and clients without sockets."""
+
+    def __init__(self, token: str | None = None) -> None:
+        self.clock = Clock()
+        self.gateway = Gateway()
+        self.root = AdminRoot(self.gateway, token, reactor=self.clock)
+        self.site = AdminSite(self.root)
+        self.site.doStart()
+
+    def connect(self, transport: StringTransport | None = None) -> tuple[Any, StringTransport]:
+        channel = self.site.buildProtocol(None)
+        transport = transport or StringTransport()
+        assert channel is not None
+        channel.makeConnection(transport)
+        return channel, transport
+
+    def send(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Any:
+        """A request on a connection of its own: channel and transport."""
+        channel, transport = self.connect()
+        fields = {"host": "localhost:9901", **(headers or {})}
+        if body or method == "POST":
+            fields["content-length"] = str(len(body))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
+        channel.dataReceived(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+        return channel, transport
+
+    def ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        channel, transport = self.send(method, path, headers, body)
+        answer = Answer(transport.value())
+        channel.connectionLost(Failure(ConnectionLost()))
+        return answer
+
+    def close(self) -> None:
+        self.site.doStop()
+        assert not [call for call in self.clock.getDelayedCalls() if call.active()]
+
+
+@pytest.fixture
+def admin() -> Iterator[Admin]:
+    """Without a token, on loopback."""
+    admin = Admin()
+    yield admin
+    admin.close()
+
+
+@pytest.fixture
+def locked() -> Iterator[Admin]:
+    """With a token."""
+    admin = Admin(TOKEN)
+    yield admin
+    admin.close()
+
+
+# --- pages --------------------------------------------------------------------
+
+
+def test_probes(admin: Admin) -> None:
+    assert admin.ask("GET", "/livez").json == {"status": "ok"}
+    assert admin.ask("GET", "/readyz").json == {"status": "ok", "reason": ""}
+    admin.gateway.ready = (False, "draining")
+    answer = admin.ask("GET", "/readyz")
+    assert (answer.status, answer.json) == (503, {"status": "not ready", "reason": "draining"})
+    assert admin.ask("GET", "/livez").status == 200
+
+
+def test_metrics_state_and_index(admin: Admin) -> None:
+    answer = admin.ask("GET", "/metrics")
+    assert answer.body == b"llmgw_x 1\n"
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert admin.ask("GET", "/api/state").json == {"uptime_s": 1.0, "in_flight": 0}
+    answer = admin.ask("GET", "/")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.body.startswith(b"<!doctype html>")
+
+
+def test_a_state_with_odd_values_is_json(admin: Admin) -> None:
+    admin.gateway.picture = {"ttft_s": float("inf"), "other": Gateway, "model": "\x00é"}
+    state = admin.ask("GET", "/api/state").json
+    assert state["ttft_s"] is None
+    assert state["model"] == "\x00é"
+    assert isinstance(state["other"], str)
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/api/state", "/"])
+def test_head_is_get_without_the_body(admin: Admin, path: str) -> None:
+    get, head = admin.ask("GET", path), admin.ask("HEAD", path)
+    assert head.body == b""
+    assert head.status == get.status
+    assert head.headers["content-length"] == str(len(get.body))
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("POST", "/livez", "GET, HEAD"),
+        ("DELETE", "/metrics", "GET, HEAD"),
+        ("OPTIONS", "/api/state", "GET, HEAD"),
+        ("POST", "/api/events", "GET, HEAD"),
+        ("GET", "/api/reload", "POST"),
+        ("HEAD", "/api/drain", "POST"),
+        ("PUT", "/api/explain", "POST"),
+        ("GET", "/api/backends/b0/drain", "POST"),
+        ("BREW", "/api/reload", "POST"),
+    ],
+)
+def test_another_method_is_405_with_allow(admin: Admin, method: str, path: str, allow: str) -> None:
+    answer = admin.ask(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allow)
+    assert method == "HEAD" or answer.code == "method_not_allowed"
+    assert not admin.gateway.draining
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/livez/",
+        "/livez/x",
+        "/metrics/x",
+        "/api",
+        "/api/",
+        "/api/state/x",
+        "/api/backends",
+        "/api/backends/b0",
+        "/api/backends/b0/stop",
+        "/api/backends/b0/drain/x",
+        "//api/state",
+        "/%2e%2e/etc/passwd",
+        "/%00",
+    ],
+)
+def test_other_paths_are_404(admin: Admin, path: str) -> None:
+    for method in ("GET", "POST"):
+        answer = admin.ask(method, path)
+        assert (answer.status, answer.code) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/nothing", "/api/events"])
+def test_no_answer_is_stored_or_names_its_server(admin: Admin, path: str) -> None:
+    headers = admin.ask("GET", path).headers
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "server" not in headers
+
+
+# --- levers -------------------------------------------------------------------
+
+
+def test_drain(admin: Admin) -> None:
+    answer = admin.ask("POST", "/api/drain")
+    assert (answer.status, answer.json) == (202, {"status": "draining"})
+    assert admin.gateway.draining
+
+
+@pytest.mark.parametrize(("path", "name"), [("b0", "b0"), ("a%2Fb", "a/b"), ("%C3%A9", "é")])
+def test_a_backend_is_drained_and_taken_back(admin: Admin, path: str, name: str) -> None:
+    assert admin.ask("POST", f"/api/backends/{path}/drain").json == {"backend": name, "draining": True}
+    assert admin.ask("POST", f"/api/backends/{path}/undrain").json == {"backend": name, "draining": False}
+    assert admin.gateway.drained == {name: False}
+
+
+@pytest.mark.parametrize("path", ["b1", "%FF"])
+def test_an_unknown_backend_is_404(admin: Admin, path: str) -> None:
+    answer = admin.ask("POST", f"/api/backends/{path}/drain")
+    assert (answer.status, answer.code) == (404, "not_found")
+
+
+def test_explain_takes_a_body(admin: Admin) -> None:
+    answer = admin.ask("POST", "/api/explain", body=b'{"model":"m"}')
+    assert answer.json == {"choice": "b0"}
+    assert admin.gateway.explained == b'{"model":"m"}'
+
+
+def test_explain_answers_as_the_request_would_have_been(admin: Admin) -> None:
+    admin.gateway.fault = ModelNotFound("no such model: 'x'", param="model")
+    answer = admin.ask("POST", "/api/explain", body=b"{}")
+    assert answer.status == 404
+    assert answer.json["error"] == {
+        "message": "no such model: 'x'",
+        "type": "invalid_request_error",
+        "code": "model_not_found",
+        "param": "model",
+    }
+
+
+def test_reload_tells_what_needs_a_restart(admin: Admin) -> None:
+    answer = admin.ask("POST", "/api/reload")
+    assert (answer.status, answer.json) == (200, {"status": "reloaded", "needs_restart": ["listen"]})
+
+
+def test_a_refused_reload_tells_every_fault(admin: Admin) -> None:
+    faults = [ConfigFault("backends[0].url", "no"), ConfigFault("", "all of it")]
+    admin.gateway.reloading = fail(ConfigError(faults, "llmgw.toml"))
+    answer = admin.ask("POST", "/api/reload")
+    assert (answer.status, answer.code) == (400, "invalid_config")
+    assert answer.json["error"]["message"] == "llmgw.toml: backends[0].url: no\nllmgw.toml: all of it"
+    assert answer.json["error"]["faults"] == [
+        {"where": "backends[0].url", "what": "no"},
+        {"where": "", "what": "all of it"},
+    ]
+
+
+def test_a_reload_that_lacks_a_plugin_says_which(admin: Admin) -> None:
+    admin.gateway.fault = PluginError("no router 'x'")
+    answer = admin.ask("POST", "/api/reload")
+    assert (answer.status, answer.code, answer.json["error"]["message"]) == (
+        400,
+        "invalid_plugin",
+        "no router 'x'",
+    )
+
+
+def test_a_slow_reload_answers_when_it_is_done(admin: Admin) -> None:
+    admin.gateway.reloading = Deferred()
+    channel, transport = admin.send("POST", "/api/reload")
+    assert transport.value() == b""
+    admin.gateway.reloading.callback([])
+    assert Answer(transport.value()).json == {"status": "reloaded", "needs_restart": []}
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_an_operator_who_leaves_does_not_stop_a_reload(admin: Admin) -> None:
+    reloading: Deferred[list[str]] = Deferred(lambda _: pytest.fail("it was cancelled"))
+    admin.gateway.reloading = reloading
+    channel, transport = admin.send("POST", "/api/reload")
+    channel.connectionLost(Failure(ConnectionLost()))
+    reloading.callback([])
+    assert transport.value() == b""
+
+
+# --- faults -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/readyz"),
+        ("GET", "/metrics"),
+        ("GET", "/api/state"),
+        ("GET", "/api/events"),
+        ("POST", "/api/explain"),
+        ("POST", "/api/reload"),
+        ("POST", "/api/drain"),
+        ("POST", "/api/backends/b0/drain"),
+    ],
+)
+def test_a_fault_of_ours_is_logged_and_not_shown(
+    admin: Admin, expected_failures: Any, method: str, path: str
+) -> None:
+    admin.gateway.fault = ZeroDivisionError("the secret is 42")
+    answer = admin.ask(method, path)
+    assert (answer.status, answer.code) == (500, "internal_error")
+    assert b"42" not in answer.body
+    assert b"Traceback" not in answer.body
+    assert len(expected_failures(ZeroDivisionError)) == 1
+
+
+# --- who may ------------------------------------------------------------------
+
+
+def test_probes_are_open(locked: Admin) -> None:
+    for path in ("/livez", "/readyz"):
+        assert locked.ask("GET", path).status == 200
+        assert locked.ask("GET", path, {"host": "gateway.example"}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/state", "/api/events", "/nothing", "/livez/x"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Bearer {TOKEN}x",
+        TOKEN,
+        f"Token {TOKEN}",
+        "Basic !!!",
+        f"Basic {b64encode(b'nocolon').decode()}",
+        f"Basic {b64encode(b'u:wrong').decode()}",
+        f"Basic {b64encode(TOKEN.encode() + b':').decode()}",
+        "Bearer \xff\xfe",
+    ],
+)
+def test_without_the_token_everything_else_is_401(locked: Admin, path: str, header: str) -> None:
+    answer = locked.ask("GET", path, {"authorization": header})
+    assert (answer.status, answer.code) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == 'Bearer, Basic realm="llmgw", charset="UTF-8"'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"Bearer {TOKEN}",
+        f"bearer {TOKEN}",
+        f"Bearer  {TOKEN} ",
+        f"Basic {b64encode(f'me:{TOKEN}'.encode()).decode()}",
+    ],
+)
+def test_with_the_token_everything_is_there(locked: Admin, header: str) -> None:
+    headers = {"authorization": header, "host": "gateway.example:9901"}
+    assert locked.ask("GET", "/metrics", headers).status == 200
+    assert locked.ask("POST", "/api/drain", headers).status == 202
+    assert locked.ask("GET", "/nothing", headers).status == 404
+
+
+def test_levers_do_not_move_without_the_token(locked: Admin) -> None:
+    for path in ("/api/drain", "/api/reload", "/api/explain", "/api/backends/b0/drain"):
+        assert locked.ask("POST", path, body=b"{}").status == 401
+    assert not locked.gateway.draining
+    assert not locked.gateway.drained
+    assert locked.gateway.explained == b""
+
+
+def test_the_token_is_compared_in_constant_time(locked: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare_digest(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return False
+
+    monkeypatch.setattr(site_module.hmac, "compare_digest", compare_digest)
+    assert locked.ask("GET", "/metrics", BEARER).status == 401
+    assert compared == [(TOKEN.encode(), TOKEN.encode())]
+
+
+def test_an_empty_token_is_refused_at_start() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        AdminRoot(Gateway(), "")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("localhost:9901", 200),
+        ("LOCALHOST:9901", 200),
+        ("llmgw.localhost", 200),
+        ("127.0.0.1:9901", 200),
+        ("[::1]:9901", 200),
+        ("10.1.2.3", 200),
+        ("rebound.example:9901", 403),
+        ("127.0.0.1.example", 403),
+        ("localhost.example", 403),
+        ("[::1", 403),
+        ("ex\xe4mple", 403),
+        (":9901", 403),
+    ],
+)
+def test_without_a_token_a_foreign_name_is_refused(admin: Admin, host: str, status: int) -> None:
+    assert admin.ask("GET", "/api/state", {"host": host}).status == status
+    assert admin.ask("GET", "/livez", {"host": host}).status == 200
+
+
+def test_without_a_host_there_is_no_browser(admin: Admin) -> None:
+    channel, transport = admin.connect()
+    channel.dataReceived(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert Answer(transport.value()).status == 200
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_a_unix_socket_goes_by_any_name(admin: Admin) -> None:
+    channel, transport = admin.connect(StringTransport(hostAddress=UNIXAddress("/run/llmgw.sock")))
+    channel.dataReceived(b"GET /metrics HTTP/1.1\r\nhost: llmgw\r\n\r\n")
+    assert Answer(transport.value()).status == 200
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 202),
+        ({"origin": "http://localhost:9901"}, 202),
+        ({"sec-fetch-site": "same-origin"}, 202),
+        ({"sec-fetch-site": "none"}, 202),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:3000"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://localhost:9901"}, 403),
+    ],
+)
+def test_foreign_pages_move_no_levers(headers: dict[str, str], status: int) -> None:
+    for admin, shown in ((Admin(), {}), (Admin(TOKEN), BEARER)):
+        assert admin.ask("POST", "/api/drain", {**headers, **shown}).status == status
+        assert admin.gateway.draining is (status == 202)
+        assert admin.ask("GET", "/api/state", {**headers, **shown}).status == 200
+        admin.close()
+
+
+# --- bodies -------------------------------------------------------------------
+
+
+def test_a_body_that_says_it_is_too_long_is_refused_at_once(admin: Admin) -> None:
+    channel, transport = admin.connect()
+    head = b"POST /api/explain HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n"
+    channel.dataReceived(head)
+    channel.dataReceived(b"x" * 1000)
+    assert Answer(transport.value()).status == 413
+    assert transport.value().count(b"HTTP/1.1") == 1
+    assert transport.disconnecting
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_a_body_that_grows_too_long_is_refused_then(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_module.AdminRequest, "_left", 100)
+    channel, transport = admin.connect()
+    channel.dataReceived(
+        b"POST /api/explain HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    for _ in range(5):
+        channel.dataReceived(b"32\r\n" + b"x" * 50 + b"\r\n")
+    assert Answer(transport.value()).status == 413
+    assert transport.value().count(b"HTTP/1.1") == 1
+    assert transport.disconnecting
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_a_strangers_body_is_not_kept(locked: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+    monkeypatch.setattr(
+        site_module.Request, "handleContentChunk", lambda self, data: kept.append(data), raising=False
+    )
+    assert locked.ask("POST", "/api/explain", body=b"x" * 1000).status == 401
+    assert kept == []
+
+
+# --- events -------------------------------------------------------------------
+
+
+def events_of(raw: bytes) -> list[Any]:
+    """What a chunked stream has said so far: states, and ``":"`` for comments."""
+    body = raw.partition(b"\r\n\r\n")[2]
+    text = b""
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        text += body[: int(size, 16)]
+        body = body[int(size, 16) + 2 :]
+    assert text == b"" or text.endswith(b"\n\n")
+    found: list[Any] = []
+    for block in text.split(b"\n\n")[:-1]:
+        found.append(":" if block == b":" else json.loads(block.removeprefix(b"data: ")))
+    return found
+
+
+def test_the_state_is_told_at_once_and_when_it_changes(admin: Admin) -> None:
+    channel, transport = admin.send("GET", "/api/events")
+    answer = Answer(transport.value())
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert "content-length" not in answer.headers
+    assert events_of(transport.value()) == [{"uptime_s": 1.0, "in_flight": 0}]
+    admin.clock.pump([0.1] * 30)
+    assert len(events_of(transport.value())) == 1
+    admin.gateway.picture = {"uptime_s": 5.0, "in_flight": 1}
+    admin.clock.pump([0.1] * 11)
+    assert events_of(transport.value())[1:] == [{"uptime_s": 5.0, "in_flight": 1}]
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_there_is_one_event_a_second_at_most(admin: Admin) -> None:
+    channel, transport = admin.send("GET", "/api/events")
+    for index in range(100):
+        admin.gateway.picture = {"in_flight": index}
+        admin.clock.advance(0.1)
+    assert 10 <= len(events_of(transport.value())) <= 11
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_time_alone_is_no_event_and_a_comment_breaks_long_silence(admin: Admin) -> None:
+    channel, transport = admin.send("GET", "/api/events")
+    for second in range(40):
+        admin.gateway.picture = {"uptime_s": float(second), "in_flight": 0}
+        admin.clock.advance(1.0)
+    assert events_of(transport.value())[1:] == [":", ":"]
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_the_timer_runs_only_while_somebody_listens(admin: Admin) -> None:
+    idle = len(admin.clock.getDelayedCalls())
+    one, _ = admin.send("GET", "/api/events")
+    two, _ = admin.send("GET", "/api/events")
+    assert len(admin.clock.getDelayedCalls()) == idle + 1
+    assert len(admin.root.events) == 2
+    one.connectionLost(Failure(ConnectionLost()))
+    assert len(admin.clock.getDelayedCalls()) == idle + 1
+    two.connectionLost(Failure(ConnectionLost()))
+    assert len(admin.clock.getDelayedCalls()) == idle
+    assert len(admin.root.events) == 0
+
+
+def test_a_slow_listener_misses_events_and_gets_the_newest(admin: Admin) -> None:
+    channel, transport = admin.send("GET", "/api/events")
+    producer = transport.producer
+    assert producer is not None
+    producer.pauseProducing()
+    for index in range(1, 6):
+        admin.gateway.picture = {"in_flight": index}
+        admin.clock.advance(1.0)
+    assert len(events_of(transport.value())) == 1
+    producer.resumeProducing()
+    admin.clock.advance(1.0)
+    assert events_of(transport.value())[1:] == [{"in_flight": 5}]
+    producer.stopProducing()
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_a_state_that_cannot_be_read_is_logged_and_the_stream_goes_on(
+    admin: Admin, expected_failures: Any
+) -> None:
+    channel, transport = admin.send("GET", "/api/events")
+    admin.gateway.fault = ZeroDivisionError()
+    admin.clock.advance(1.0)
+    assert len(expected_failures(ZeroDivisionError)) == 1
+    admin.gateway.fault = None
+    admin.gateway.picture = {"in_flight": 2}
+    admin.clock.advance(1.0)
+    assert events_of(transport.value())[1:] == [{"in_flight": 2}]
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_listeners_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "MOST_LISTENERS", 2)
+    channels = [admin.send("GET", "/api/events")[0] for _ in range(2)]
+    answer = admin.ask("GET", "/api/events")
+    assert (answer.status, answer.code) == (503, "overloaded")
+    for channel in channels:
+        channel.connectionLost(Failure(ConnectionLost()))
+    assert admin.ask("GET", "/api/events").status == 200
+
+
+def test_head_of_the_events_does_not_listen(admin: Admin) -> None:
+    answer = admin.ask("HEAD", "/api/events")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert len(admin.root.events) == 0
+
+
+def test_closing_the_listener_ends_the_streams() -> None:
+    admin = Admin()
+    channel, transport = admin.send("GET", "/api/events")
+    admin.site.doStop()
+    assert transport.value().endswith(b"0\r\n\r\n")
+    channel.connectionLost(Failure(ConnectionLost()))
+    assert not admin.clock.getDelayedCalls()
+
+
+# --- over a socket ------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """Collects, and fires when ``wanted`` has come."""
+
+    def __init__(self, wanted: bytes) -> None:
+        self.raw = b""
+        self.wanted = wanted
+        self.seen: Deferred[bytes] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.raw += data
+        if self.wanted in self.raw and not self.seen.called:
+            self.seen.callback(self.raw)
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_listener_that_leaves_takes_the_timer_along() -> None:
+    from twisted.internet import reactor
+
+    gateway = Gateway()
+    root = AdminRoot(gateway, TOKEN)
+    port: Any = reactor.listenTCP(0, AdminSite(root), interface="127.0.0.1")  # type: ignore[attr-defined]
+    endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
+    reader: Any = await connectProtocol(endpoint, Reader(b"\n\n\r\n"))
+    reader.transport.write(
+        b"GET /api/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\n\r\n" % TOKEN.encode()
+    )
+    raw = await reader.seen.addTimeout(5, reactor)
+    assert events_of(raw) == [gateway.picture]
+    assert len(root.events) == 1
+    reader.transport.abortConnection()
+    for _ in range(200):
+        if not len(root.events):
+            break
+        await deferLater(reactor, 0.01)  # type: ignore[arg-type]
+    assert len(root.events) == 0
+    await port.stopListening()
