@@ -35,12 +35,13 @@ from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.caller import Callers
 from llmgw.gateway.gateway import Gateway
+from llmgw.operations import Operations
 from llmgw.wire.server import ClientFactory
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from llmgw.config import Config
     from llmgw.values import Event
@@ -58,7 +59,6 @@ NEEDS_RESTART = (
 )
 """Keys that a reload reads, but cannot change."""
 LAG_EVERY_S = 0.25
-FIRST_LOOK_S = 3.0
 SIGINT_FINISH_S = 5.0
 POLL_S = 0.05
 SPARE_DESCRIPTORS = 256
@@ -97,7 +97,8 @@ class GatewayService(Service):
             )
         self.sweep = Sweep(reactor, clock)
         self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
-        self.metrics = Metrics(self._fleet_state, self._gauges)
+        operations = Operations(self)
+        self.metrics = Metrics(operations.fleet, operations.gauges, operations.knows)
         retry = config.retry
         self.gateway = Gateway(
             config=config,
@@ -126,18 +127,23 @@ class GatewayService(Service):
         self.backends.apply(config)
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
-        admin = AdminSite(AdminRoot(self, admin_token))
+        admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor))
         self._listeners = [(text, strports.service(text, factory, reactor)) for text in config.listen]
         self._admin = [(text, strports.service(text, admin, reactor)) for text in config.admin]
         self._lag = LoopingCall(self._measure_lag)
         self._lag.clock = reactor
         self._lag_due_s = 0.0
         self._started_s = 0.0
-        self._draining = False
+        self.draining = False
         self._hurried = False
         self._interrupted = False
         self._stopping: Deferred[None] | None = None
         self._wait: Deferred[None] | None = None
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self._started_s
 
     # --- start --------------------------------------------------------------------
 
@@ -189,7 +195,7 @@ class GatewayService(Service):
 
     async def _stop(self) -> None:
         drain = self.config.drain
-        self._draining = True
+        self.draining = True
         if self.running and not self._interrupted:
             await self._pause(drain.lame_duck_s)
         await _stop_all(self._listeners)
@@ -240,12 +246,16 @@ class GatewayService(Service):
             pass  # not the main thread: somebody else's process
 
     def _signalled(self, interrupted: bool) -> None:
-        if self._draining:
+        if self.draining:
             self._hurried = True
             return
-        self._draining = True
+        self.draining = True
         self._interrupted = interrupted
         self.reactor.stop()
+
+    def begin_drain(self) -> None:
+        """As SIGTERM."""
+        self._signalled(False)
 
     # --- reload -------------------------------------------------------------------
 
@@ -287,91 +297,11 @@ class GatewayService(Service):
         self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
         return fixed
 
-    # --- asked by the admin listener ------------------------------------------------
-
-    def readiness(self) -> tuple[bool, str]:
-        """Whether requests can be taken, and why not."""
-        if self._draining:
-            return False, "draining"
-        if not self.running:
-            return False, "starting"
-        if not self.gateway.upstreams:
-            return False, "no backends"
-        if not self.backends.all_looked() and self.clock() - self._started_s < FIRST_LOOK_S:
-            return False, "backends have not been looked at yet"
-        return True, ""
-
-    def state(self) -> Mapping[str, Any]:
-        """The whole picture as plain values."""
-        gateway = self.gateway
-        return {
-            "version": __version__,
-            "uptime_s": self.clock() - self._started_s,
-            "draining": self._draining,
-            "router": self.config.router.plugin,
-            "in_flight": gateway.in_flight,
-            "connections": len(self.site.connections),
-            "held_bytes": self.site.held_bytes,
-            "refusals": dict(self.site.refusals),
-            "models": {name: list(ids) for name, ids in self.fleet.models(self.clock()).items()},
-            "aliases": {name: rule.target for name, rule in gateway.aliases.items()},
-            "in_flight_by_key": dict(gateway.per_key),
-            "limits": [asdict(policy) for policy in gateway.policies],
-            "backends": self._fleet_state(),
-        }
-
-    def metrics_text(self) -> bytes:
-        """Prometheus' text format."""
-        return self.metrics.render()
-
-    def drain_backend(self, id: str, on: bool) -> bool:
-        """Send no new requests to a backend, or send them again."""
-        try:
-            (self.fleet.drain if on else self.fleet.undrain)(id)
-        except KeyError:
-            return False
-        return True
-
-    def drain(self) -> None:
-        """Begin to drain the whole gateway, as SIGTERM does."""
-        self._signalled(False)
-
     # --- our own ------------------------------------------------------------------
 
     def _observe(self, event: Event) -> None:
         """Tell the router; its faults are its own."""
         self.gateway.tell_router(event)
-
-    def _fleet_state(self) -> list[dict[str, Any]]:
-        picture = self.fleet.snapshot(self.clock())
-        for member in picture:
-            upstream = self.gateway.upstreams.get(member["id"])
-            if upstream is not None:
-                member["idle_connections"] = len(upstream.pool.idle)
-                member["connects"] = upstream.pool.connects
-            member["score"] = self.gateway.scores.get(member["id"])
-        return picture
-
-    def _gauges(self) -> Mapping[str, tuple[str, float]]:
-        gateway = self.gateway
-        return {
-            "llmgw_connections": ("Client connections.", len(self.site.connections)),
-            "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
-            "llmgw_held_body_bytes": ("Request bodies in memory.", self.site.held_bytes),
-            "llmgw_draining": ("1 while draining.", float(self._draining)),
-            "llmgw_limiter_degraded": (
-                "Requests that passed because the limiter was late.",
-                gateway.limiter_degraded,
-            ),
-            "llmgw_router_faults": (
-                "Choices made without the router, which had failed.",
-                gateway.router_faults,
-            ),
-            "llmgw_access_log_dropped": (
-                "Access lines lost to write errors.",
-                gateway.access_log.dropped if gateway.access_log is not None else 0,
-            ),
-        }
 
     def _measure_lag(self) -> None:
         now_s = self.clock()

@@ -25,7 +25,7 @@ from msgspec import Struct
 from llmgw.core.target import Target, is_authority, parse_target
 
 
-class HttpFault(Exception):  # noqa: N818 - the peer is at fault, not we
+class HttpFault(Exception):
     """A peer sent what this profile refuses. The connection must not be read further.
 
     :param status: what to answer, or what the client of a backend should see (502).

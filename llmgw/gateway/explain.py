@@ -1,0 +1,90 @@
+"""``POST /api/explain``: what would happen to a request, without sending it."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from llmgw.core.body import estimate_tokens, read_json
+from llmgw.errors import GatewayError, InvalidRequest, ModelNotFound
+from llmgw.values import Backend, Choice, Request
+
+if TYPE_CHECKING:
+    from llmgw.gateway.gateway import Gateway
+
+
+def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
+    """Candidates with score and reason, those left out with why, and the choice.
+
+    The router is asked on a copy, so that asking changes nothing.
+
+    :raise GatewayError: what the request would be answered with.
+    """
+    parsed = read_json(body, gateway.body_limits)
+    rule = gateway.aliases.get(parsed.model)
+    target = parsed.model if rule is None else rule.target or parsed.model
+    fleet, now_s = gateway.fleet, gateway.clock()
+    if not fleet.serves(target):
+        raise ModelNotFound(f"no such model: {parsed.model[:256]!r}", param="model")
+    request = Request(
+        id="explain",
+        model=target,
+        prompt_tokens=estimate_tokens(parsed),
+        max_tokens=parsed.max_tokens,
+        session=parsed.session,
+        streaming=parsed.stream,
+    )
+    candidates: list[Backend] = []
+    refusal: GatewayError | None = None
+    try:
+        candidates = fleet.candidates(request, now_s)
+    except InvalidRequest:
+        raise
+    except GatewayError as error:
+        refusal = error
+    router = copy.deepcopy(gateway.router, {id(c.profile): c.profile for c in candidates})
+    choice = _choice(router.choose(request, candidates, now_s)) if candidates else None
+    chosen = {backend.id for backend in candidates}
+    return {
+        "model": parsed.model,
+        "target": target,
+        "prompt_tokens": request.prompt_tokens,
+        "candidates": [_judged(router, request, backend, now_s) for backend in candidates],
+        "left_out": [
+            {"backend": member["id"], "why": _why_out(member, target)}
+            for member in fleet.snapshot(now_s)
+            if member["id"] not in chosen
+        ],
+        "choice": None if choice is None else choice.backend.id,
+        "why": None if choice is None else choice.why,
+        "refusal": None if refusal is None else {"code": refusal.code, "message": refusal.message},
+    }
+
+
+def _choice(answer: Choice | Backend | None) -> Choice | None:
+    return answer if answer is None or isinstance(answer, Choice) else Choice(answer)
+
+
+def _judged(router: Any, request: Request, backend: Backend, now_s: float) -> dict[str, Any]:
+    """One candidate as the router sees it when it is alone."""
+    choice = _choice(copy.deepcopy(router).choose(request, [backend], now_s))
+    profile = backend.profile
+    return {
+        "backend": backend.id,
+        "score": None if choice is None else choice.score,
+        "why": None if choice is None else choice.why,
+        "in_flight": profile.in_flight,
+        "max_connections": backend.max_connections,
+        "ttft_s": profile.ttft_s,
+    }
+
+
+def _why_out(member: dict[str, Any], model: str) -> str:
+    models = member.get("models")
+    if models is not None and model not in models:
+        return "does not serve the model"
+    if member.get("draining"):
+        return "draining"
+    if member.get("cap") is not None and member["in_flight"] >= member["cap"]:
+        return "at its cap"
+    return str(member.get("standing") or "not available")

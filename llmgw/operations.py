@@ -1,0 +1,118 @@
+"""What an operator may ask and do: the admin listener's view of a running service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
+
+from llmgw import __version__
+from llmgw.gateway.explain import explain
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+
+    from llmgw.service import GatewayService
+
+FIRST_LOOK_S = 3.0
+"""How long a start may wait for every backend's first look before it counts as ready."""
+
+
+class Operations:
+    """Reads the service and passes the few levers on; see ``admin.site.Operations``."""
+
+    def __init__(self, service: GatewayService) -> None:
+        self._service = service
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether requests can be taken, and why not."""
+        service = self._service
+        if service.draining:
+            return False, "draining"
+        if not service.running:
+            return False, "starting"
+        if not service.gateway.upstreams:
+            return False, "no backends"
+        if not service.backends.all_looked() and service.uptime_s < FIRST_LOOK_S:
+            return False, "backends have not been looked at yet"
+        return True, ""
+
+    def state(self) -> Mapping[str, Any]:
+        """The whole picture as plain values, without secrets."""
+        service = self._service
+        gateway, site = service.gateway, service.site
+        return {
+            "version": __version__,
+            "uptime_s": service.uptime_s,
+            "draining": service.draining,
+            "router": service.config.router.plugin,
+            "in_flight": gateway.in_flight,
+            "connections": len(site.connections),
+            "held_bytes": site.held_bytes,
+            "refusals": dict(site.refusals),
+            "models": {name: list(ids) for name, ids in gateway.fleet.models(gateway.clock()).items()},
+            "aliases": {name: rule.target for name, rule in gateway.aliases.items()},
+            "in_flight_by_key": dict(gateway.per_key),
+            "limits": [asdict(policy) for policy in gateway.policies],
+            "backends": self.fleet(),
+        }
+
+    def fleet(self) -> list[dict[str, Any]]:
+        """Every backend: what the fleet knows, its pool, and the router's last score."""
+        gateway = self._service.gateway
+        picture = gateway.fleet.snapshot(gateway.clock())
+        for member in picture:
+            upstream = gateway.upstreams.get(member["id"])
+            if upstream is not None:
+                member["idle_connections"] = len(upstream.pool.idle)
+                member["connects"] = upstream.pool.connects
+            member["score"] = gateway.scores.get(member["id"])
+        return picture
+
+    def gauges(self) -> Mapping[str, tuple[str, float]]:
+        """Figures of the process for a scrape: help text and value by name."""
+        service = self._service
+        gateway, site = service.gateway, service.site
+        dropped = gateway.access_log.dropped if gateway.access_log is not None else 0
+        return {
+            "llmgw_connections": ("Client connections.", len(site.connections)),
+            "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
+            "llmgw_held_body_bytes": ("Request bodies in memory.", site.held_bytes),
+            "llmgw_draining": ("1 while draining.", float(service.draining)),
+            "llmgw_limiter_degraded": ("Requests that passed a late limiter.", gateway.limiter_degraded),
+            "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
+            "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
+        }
+
+    def knows(self, model: str) -> bool:
+        """A name that may be a metric's label: some backend has told it."""
+        return model in self._service.gateway.fleet.models(0.0)
+
+    def metrics_text(self) -> bytes:
+        """Prometheus' text format."""
+        return self._service.metrics.render()
+
+    def explain(self, body: bytes) -> Mapping[str, Any]:
+        """Candidates, scores, reasons and choice; nothing is sent.
+
+        :raise GatewayError: what the request would be answered with.
+        """
+        return explain(body, self._service.gateway)
+
+    def drain_backend(self, id: str, on: bool) -> bool:
+        """Send no new requests to a backend, or send them again."""
+        fleet = self._service.gateway.fleet
+        try:
+            (fleet.drain if on else fleet.undrain)(id)
+        except KeyError:
+            return False
+        return True
+
+    def reload(self) -> Deferred[list[str]]:
+        """See :meth:`llmgw.service.GatewayService.reload`."""
+        return self._service.reload()
+
+    def drain(self) -> None:
+        """Begin to drain the whole gateway, as SIGTERM does."""
+        self._service.begin_drain()
