@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -184,20 +185,33 @@ def answer_completion(line: Line, request: Received) -> None:
 class Scripted:
     """A backend. ``script`` plays for each request that is no probe; it may close the line.
 
+    :param probes: whole responses to probes by path, in place of 200 from ``/health``
+        and 404 from the others; an empty one is never answered.
+    :param tls: serve ``https`` with it, on the name ``localhost``.
     :ivar requests: what arrived, probes left out.
+    :ivar probed: the probes.
     :ivar lines: connections that carried a request.
     :ivar accepted: connections that were opened, probes' included.
     """
 
-    def __init__(self, script: Script = answer_completion) -> None:
+    def __init__(
+        self,
+        script: Script = answer_completion,
+        *,
+        probes: dict[str, bytes] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.script = script
+        self.probes = {"/health": json_response({"status": "ok"}), **(probes or {})}
+        self.tls = tls
+        self.probed: list[Received] = []
         self.requests: list[Received] = []
         self.lines: list[Line] = []
         self.accepted = 0
         self.errors: list[BaseException] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"https://localhost:{self.port}" if tls else f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def play(self, script: Script) -> None:
@@ -222,15 +236,16 @@ class Scripted:
 
     def _serve(self, line: Line) -> None:
         try:
+            if self.tls is not None:
+                line.sock = self.tls.wrap_socket(line.sock, server_side=True)
             while True:
                 request = line.read_request()
                 if request is None:
                     break
                 if request.method == "GET" and request.target.split("?")[0] in PROBES:
-                    if request.target == "/health":
-                        line.send(json_response({"status": "ok"}))
-                    else:
-                        line.send(json_response({"error": {"message": "no"}}, 404))
+                    self.probed.append(request)
+                    missing = json_response({"error": {"message": "no"}}, 404)
+                    line.send(self.probes.get(request.target, missing))
                     continue
                 self.requests.append(request)
                 if line not in self.lines:
@@ -368,6 +383,17 @@ class Client:
         except ConnectionResetError:
             return self.buffer, False
         return self.buffer, True
+
+
+class TlsClient(Client):
+    """A client over TLS that takes any certificate."""
+
+    def __init__(self, port: int, timeout_s: float = WAIT_S) -> None:
+        super().__init__(port, timeout_s)
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        self.sock = context.wrap_socket(self.sock)
 
 
 def chat_body(model: str = "m", **fields: Any) -> bytes:

@@ -25,7 +25,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmgw.core.breaker import BreakerRules, State
+from llmgw.core.breaker import CLOSED, HALF_OPEN, OPEN, SLOW_START, BreakerRules
 from llmgw.core.lease import Lease
 from llmgw.core.member import CHECK_S, NO_LIMIT, BackendSpec, Down, Member, Standing
 from llmgw.core.retry import retry_after
@@ -48,7 +48,7 @@ from llmgw.values import (
 
 __all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing"]
 
-WORST_FIRST = (State.OPEN, State.HALF_OPEN, State.SLOW_START, State.CLOSED)
+WORST_FIRST = (OPEN, HALF_OPEN, SLOW_START, CLOSED)
 
 
 class _Pool(Struct):
@@ -68,13 +68,14 @@ class Fleet:
     """All backends of this process.
 
     :param dice: for jitter alone.
-    :ivar observe: gets every event, in order; must not raise.
+    :ivar observe: gets every event, in order; must not raise. ``None`` (as at
+        first): nobody wants to know, and no event is even made.
     :ivar panics: how many choices were made in panic.
     :ivar heard_s: the latest time anybody told.
     """
 
     def __init__(self, rules: BreakerRules, dice: Random) -> None:
-        self.observe: Callable[[Event], None] = _ignore
+        self.observe: Callable[[Event], None] | None = None
         self.panics = 0
         self.heard_s = -inf
         self._rules = rules
@@ -142,7 +143,8 @@ class Fleet:
             return
         if member.report(report, now_s):
             self._index()
-        self.observe(HealthChanged(backend_id, now_s, report))
+        if self.observe is not None:
+            self.observe(HealthChanged(backend_id, now_s, report))
 
     # --- what is served -----------------------------------------------------------
 
@@ -221,7 +223,9 @@ class Fleet:
             )
         self.heard_s = now_s
         self._served = True
-        self.observe(Started(request.id, backend_id, now_s))
+        observe = self.observe
+        if observe is not None:
+            observe(Started(request.id, backend_id, now_s))
         return Lease(self, member, request, now_s)
 
     def room(self, member: Member, model: str) -> tuple[bool, bool]:
@@ -312,7 +316,7 @@ class Fleet:
         states = {name: breaker.current(now_s) for name, breaker in member.breakers.items()}
         standings = [member.standing(name, now_s, self.room(member, name)[0]) for name in models or ("",)]
         standing = Standing.READY if Standing.READY in standings else standings[0]
-        overall = next(each for each in WORST_FIRST if each in states.values() or each is State.CLOSED)
+        overall = next(each for each in WORST_FIRST if each in states.values() or each is CLOSED)
         available = standing is Standing.READY and not member.draining and not member.removed
         return {
             "id": spec.id,
@@ -353,7 +357,3 @@ def _pool(members: list[Member]) -> _Pool:
         max((member.window for member in takers), default=NO_LIMIT),
         max(member.window for member in members),
     )
-
-
-def _ignore(event: Event) -> None:
-    """Where events go until somebody wants them."""

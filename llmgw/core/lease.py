@@ -11,7 +11,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from llmgw.core.breaker import State
+from llmgw.core.breaker import CLOSED
 from llmgw.values import Backend, Finished, FirstToken, Request, Usage
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Lease:
         self._fleet = fleet
         self._member = member
         self._done = False
-        self._breaker = member.breaker(request.model)
-        self._ticket = self._breaker.started(now_s)
+        self._breaker = breaker = member.breaker(request.model)
+        self._ticket = breaker.started(now_s)
         member.leases.add(self)
         member.profile.started(now_s)
 
@@ -68,11 +68,14 @@ class Lease:
         if self._done or self.ttft_s is not None:
             return
         self.moved_s = now_s
-        self.ttft_s = now_s - self.started_s
-        member = self._member
-        member.profile.first_token(self.ttft_s, now_s)
-        self._breaker.first_token(now_s, self._ticket)
-        self._fleet.observe(FirstToken(self.request.id, member.spec.id, now_s, self.ttft_s))
+        self.ttft_s = ttft_s = now_s - self.started_s
+        member, breaker = self._member, self._breaker
+        member.profile.first_token(ttft_s, now_s)
+        if breaker.state is not CLOSED:
+            breaker.first_token(now_s, self._ticket)
+        observe = self._fleet.observe
+        if observe is not None:
+            observe(FirstToken(self.request.id, member.spec.id, now_s, ttft_s))
 
     def finish(
         self,
@@ -98,41 +101,46 @@ class Lease:
         if self._done:
             return
         self._done = True
-        member, duration_s = self._member, now_s - self.started_s
+        member, breaker, duration_s = self._member, self._breaker, now_s - self.started_s
+        profile = member.profile
         member.leases.discard(self)
-        member.profile.ended(now_s)
-        member.profile.measured(now_s, usage=usage, prompt_s=prompt_s, token_rate=token_rate)
+        profile.ended(now_s)
+        if usage is not None or token_rate is not None:
+            profile.measured(now_s, usage, prompt_s, token_rate)
         if busy_until_s is not None:
-            self._breaker.neutral(self._ticket)
+            breaker.neutral(self._ticket)
             member.busy(busy_until_s, now_s)
         elif ok and reason == "done":
             member.succeeded(duration_s, now_s)
-            self._breaker.success(now_s, self._ticket)
+            breaker.success(now_s, self._ticket)
         elif ok or reason in NO_VERDICT or reason.startswith("status_4"):
-            self._breaker.neutral(self._ticket)
+            breaker.neutral(self._ticket)
             if reason == "loading":
                 member.said_loading(now_s)
         else:
             member.failed(refused, now_s)
             alone, may_open = self._fleet.room(member, self.request.model)
-            self._breaker.failure(now_s, self._ticket, refused=refused, alone=alone, may_open=may_open)
-        if self._breaker.state is not State.CLOSED:
+            breaker.failure(now_s, self._ticket, refused=refused, alone=alone, may_open=may_open)
+        if breaker.state is not CLOSED:
             member.quiet = False
-        self._fleet.returned(member)
-        self._fleet.observe(
-            Finished(
-                self.request.id,
-                member.spec.id,
-                now_s,
-                ok,
-                reason,
-                duration_s,
-                None if usage is None else usage.prompt_tokens,
-                None if usage is None else usage.cached_tokens,
-                None if usage is None else usage.output_tokens,
-                prompt_s,
+        if member.removed:
+            self._fleet.returned(member)
+        observe = self._fleet.observe
+        if observe is not None:
+            observe(
+                Finished(
+                    self.request.id,
+                    member.spec.id,
+                    now_s,
+                    ok,
+                    reason,
+                    duration_s,
+                    None if usage is None else usage.prompt_tokens,
+                    None if usage is None else usage.cached_tokens,
+                    None if usage is None else usage.output_tokens,
+                    prompt_s,
+                )
             )
-        )
 
     def __enter__(self) -> Lease:
         return self
@@ -140,4 +148,5 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")
+        if not self._done:
+            self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")

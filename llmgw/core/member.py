@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from llmgw.core.breaker import Breaker, BreakerRules, State, ramp
+from llmgw.core.breaker import CLOSED, HALF_OPEN, OPEN, Breaker, BreakerRules, ramp
 from llmgw.core.profile import LiveProfile
 from llmgw.values import Backend, HealthReport
 
@@ -120,6 +120,7 @@ class Member:
         "_load_s",
         "_loading_since_s",
         "_models",
+        "_named",
         "_refused",
         "_rises",
         "_rules",
@@ -194,6 +195,7 @@ class Member:
             profile=self.view,
         )
         models = self.models
+        self._named = models is not None
         if models is not None:
             self.breakers = {name: kept for name, kept in self.breakers.items() if name in models}
 
@@ -203,7 +205,7 @@ class Member:
         While the models are not known there is one for all names: names come
         from callers, and must not fill the memory.
         """
-        key = self._key(model)
+        key = model if self._named else ""
         breaker = self.breakers.get(key)
         if breaker is None:
             breaker = self.breakers[key] = Breaker(self._rules, self._dice)
@@ -212,9 +214,7 @@ class Member:
     def is_ejected(self, model: str) -> bool:
         """Passively out for ``model``; half-open counts as out."""
         breaker = self.breakers.get(self._key(model))
-        return self.down is Down.TIMEOUT or (
-            breaker is not None and breaker.state in (State.OPEN, State.HALF_OPEN)
-        )
+        return self.down is Down.TIMEOUT or (breaker is not None and breaker.state in (OPEN, HALF_OPEN))
 
     def standing(self, model: str, now_s: float, alone: bool = False) -> Standing:
         """Judge, and keep ``available`` and ``warmth`` of the profile in step.
@@ -244,7 +244,7 @@ class Member:
             warmth >= 1.0
             and self.down is None
             and now_s >= self.loading_until_s
-            and all(each.current(now_s) is State.CLOSED for each in self.breakers.values())
+            and all(each.current(now_s) is CLOSED for each in self.breakers.values())
         )
 
     def back_in_s(self, model: str, now_s: float) -> float:
@@ -317,7 +317,7 @@ class Member:
     # --- inside -------------------------------------------------------------------
 
     def _key(self, model: str) -> str:
-        return "" if self.models is None else model
+        return model if self._named else ""
 
     def _judge(self, model: str, now_s: float, alone: bool) -> Standing:
         if self.down is Down.REFUSED:

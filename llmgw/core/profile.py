@@ -23,7 +23,11 @@ WINDOW = 50
 """Samples behind the mean time to first token."""
 
 SHARE = 0.2
-"""Weight of the newest sample in exponential means: about the last ten count."""
+"""Weight of the newest sample in exponential means (the first one is the mean):
+about the last ten count."""
+
+KEPT = 1 - SHARE
+"""What remains of a fading sum at each new sample."""
 
 
 class LiveProfile:
@@ -34,8 +38,8 @@ class LiveProfile:
     """
 
     __slots__ = (
+        "_at",
         "_nanos",
-        "_oldest",
         "_prefill_s",
         "_prefill_tokens",
         "_sum_nanos",
@@ -46,8 +50,8 @@ class LiveProfile:
     def __init__(self) -> None:
         self.view = Profile()
         self.duration_s: float | None = None
-        self._nanos: list[int] = []
-        self._oldest = 0
+        self._nanos = [0] * WINDOW  # a ring; what was not measured yet adds nothing to the sum
+        self._at = 0  # where the next sample goes, over the oldest
         self._sum_nanos = 0
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
@@ -69,25 +73,25 @@ class LiveProfile:
 
         :param ttft_s: seconds since it was sent; below zero counts as zero.
         """
-        sample = max(0, round(ttft_s * 1e9))
-        nanos = self._nanos
-        if len(nanos) < WINDOW:
-            nanos.append(sample)
-            self._sum_nanos += sample
-        else:
-            self._sum_nanos += sample - nanos[self._oldest]
-            nanos[self._oldest] = sample
-            self._oldest = (self._oldest + 1) % WINDOW
+        sample = round(ttft_s * 1e9) if ttft_s > 0.0 else 0
+        nanos, at = self._nanos, self._at
+        self._sum_nanos = total = self._sum_nanos + sample - nanos[at]
+        nanos[at] = sample
+        self._at = at + 1 if at + 1 < WINDOW else 0
         view = self.view
-        view.ttft_samples = len(nanos)
-        view.ttft_s = self._sum_nanos / len(nanos) / 1e9
+        count = view.ttft_samples
+        if count < WINDOW:
+            view.ttft_samples = count = count + 1
+        view.ttft_s = total / count / 1e9
         view.updated_s = now_s
 
     def succeeded(self, duration_s: float, now_s: float) -> None:
         """A request was answered to its end."""
-        self.duration_s = _blend(self.duration_s, duration_s)
-        self.view.failure_streak = 0
-        self.view.updated_s = now_s
+        mean_s = self.duration_s
+        self.duration_s = duration_s if mean_s is None else mean_s + SHARE * (duration_s - mean_s)
+        view = self.view
+        view.failure_streak = 0
+        view.updated_s = now_s
 
     def failed(self, now_s: float) -> None:
         """A request failed through the backend's fault.
@@ -101,7 +105,6 @@ class LiveProfile:
     def measured(
         self,
         now_s: float,
-        *,
         usage: Usage | None = None,
         prompt_s: float | None = None,
         token_rate: float | None = None,
@@ -118,14 +121,15 @@ class LiveProfile:
         """
         view = self.view
         if token_rate is not None and 0.0 < token_rate < inf:
-            view.token_rate = _blend(view.token_rate, token_rate)
+            mean = view.token_rate
+            view.token_rate = token_rate if mean is None else mean + SHARE * (token_rate - mean)
             view.updated_s = now_s
         if usage is not None and prompt_s is not None and 0.0 < prompt_s < inf:
             uncached = usage.prompt_tokens - usage.cached_tokens
             if uncached > 0:
-                self._prefill_tokens = (1 - SHARE) * self._prefill_tokens + uncached
-                self._prefill_s = (1 - SHARE) * self._prefill_s + prompt_s
-                view.prefill_rate = self._prefill_tokens / self._prefill_s
+                self._prefill_tokens = tokens = KEPT * self._prefill_tokens + uncached
+                self._prefill_s = seconds = KEPT * self._prefill_s + prompt_s
+                view.prefill_rate = tokens / seconds
                 view.updated_s = now_s
 
     def reported(self, report: HealthReport, now_s: float) -> None:
@@ -144,8 +148,3 @@ class LiveProfile:
         if report.gpu_use is not None:
             view.gpu_use = report.gpu_use
         view.updated_s = now_s
-
-
-def _blend(mean: float | None, sample: float) -> float:
-    """One step of an exponential mean; the first sample is the mean."""
-    return sample if mean is None else mean + SHARE * (sample - mean)

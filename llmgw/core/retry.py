@@ -36,7 +36,10 @@ class RetryBudget:
 
     def request(self, now_s: float) -> None:
         """A client's request has come; count it once, whatever its retries."""
-        self._tally.add(now_s, 1, 0)
+        tally = self._tally
+        if now_s >= tally.ends_s:
+            tally.roll(now_s)
+        tally.total += 1
 
     def take(self, now_s: float) -> bool:
         """Ask for one retry.

@@ -173,9 +173,7 @@ class Attempt:
     ) -> Failed | None:
         """Gather a stream into the one answer that the client asked for."""
         gateway, account = self.gateway, self.account
-        assembler = Assembler(
-            self.outgoing.route.dialect, return_tokens=self.outgoing.ask.return_tokens
-        )
+        assembler = Assembler(self.outgoing.route.dialect, return_tokens=self.outgoing.ask.return_tokens)
         assembly = Assembly(
             connection,
             meter,

@@ -41,6 +41,7 @@ from llmgw.gateway.backend_http import passed_headers, seconds_of
 from llmgw.gateway.outgoing import Outgoing
 from llmgw.gateway.routes import OLLAMA, Route, find
 from llmgw.values import Caller, Choice, Cost, Request
+from llmgw.wire.later import Later
 
 if TYPE_CHECKING:
     from llmgw.gateway.gateway import Gateway
@@ -147,7 +148,7 @@ class Exchange:
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise UnsupportedEncoding("request bodies must not be compressed")
         body = incoming.body()
-        if isinstance(body, Deferred):
+        if isinstance(body, Later):
             if incoming.head.expect_continue:
                 incoming.proceed()
             body = await body

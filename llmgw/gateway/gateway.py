@@ -7,13 +7,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from llmgw.errors import GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
 from llmgw.values import Backend, Choice, Usage
+from llmgw.wire.later import Task
 
 if TYPE_CHECKING:
     import random
@@ -128,7 +128,7 @@ class Gateway:
         self.router_faults = 0
         self.limiter_degraded = 0
         self._complained_s = float("-inf")
-        self._exchanges: set[Deferred[None]] = set()
+        self._tasks: set[Task] = set()
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -143,13 +143,10 @@ class Gateway:
 
     def serve(self, incoming: Incoming) -> None:
         """Start the exchange of one request. Never raises."""
-        exchange = Exchange(self, incoming)
-        task = Deferred.fromCoroutine(exchange.run())
-        if task.called:
-            return
-        incoming.task = task
-        self._exchanges.add(task)
-        task.addBoth(self._exchange_over, task)
+        task = Task(Exchange(self, incoming).run(), self._tasks.discard)
+        if not task.start():
+            incoming.task = task
+            self._tasks.add(task)
 
     def fault_answer(self, fault: HttpFault) -> tuple[Headers, bytes]:
         """Headers and body for bytes that are no request."""
@@ -203,15 +200,10 @@ class Gateway:
 
     def cancel_all(self) -> None:
         """Cancel every exchange."""
-        for task in list(self._exchanges):
+        for task in list(self._tasks):
             task.cancel()
 
     # --- our own ---
-
-    def _exchange_over(self, result: Any, task: Deferred[None]) -> None:
-        self._exchanges.discard(task)
-        if result is not None:
-            self.log.failure("an exchange ended with an error of ours", failure=result)
 
     def _complain(self, what: str, now_s: float, detail: str | None = None) -> None:
         if now_s - self._complained_s < 60.0:

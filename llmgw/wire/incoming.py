@@ -10,16 +10,16 @@ so what a backend said of framing can never reach a client (RFC 9112 section 6).
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol
-
-from twisted.internet.defer import Deferred
+from typing import TYPE_CHECKING, Protocol
 
 from llmgw.errors import BodyTooLarge, Overloaded
+from llmgw.wire.later import Later
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from llmgw.core.http import RequestHead
+    from llmgw.wire.later import Task
     from llmgw.wire.server import ClientConnection
 
 Headers = list[tuple[bytes, bytes]]
@@ -92,7 +92,7 @@ class Incoming:
         self.arrived_s = arrived_s
         self._parts: list[bytes] = []
         self._size = 0
-        self._waiter: Deferred[bytes] | None = None
+        self._waiter: Later[bytes] | None = None
         self._out: list[bytes] = []
         self._framing = b""
         self.limit_bytes: float = connection.site.limits.body_bytes
@@ -104,7 +104,7 @@ class Incoming:
         self.fault: Exception | None = None
         self.sent_bytes = 0
         self.status = 0
-        self.task: Deferred[Any] | None = None
+        self.task: Task | None = None
 
     # --- the body, coming in ---
 
@@ -113,10 +113,10 @@ class Incoming:
         """Bytes of body received so far."""
         return self._size
 
-    def body(self) -> bytes | Deferred[bytes]:
-        """The whole body: at once if it is here, else a Deferred.
+    def body(self) -> bytes | Later[bytes]:
+        """The whole body: at once if it is here, else a Later.
 
-        Cancelling the Deferred only forgets the wait. It is the caller's to
+        Cancelling the Later only forgets the wait. It is the caller's to
         :meth:`forget_body` when the bytes are no longer needed.
 
         :raise BodyTooLarge: (or fails with it) over ``limit_bytes``.
@@ -131,7 +131,7 @@ class Incoming:
             if len(self._parts) == 1:
                 return self._parts[0]
             return b"".join(self._parts)
-        self._waiter = Deferred(lambda _: None)
+        self._waiter = Later()
         self._connection.reading_body()
         return self._waiter
 
@@ -166,7 +166,7 @@ class Incoming:
         self.complete = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            waiter.callback(b"".join(self._parts))
+            waiter.fire(b"".join(self._parts))
 
     def body_failed(self, fault: Exception) -> None:
         """From the connection: no more body will come, or it must not."""
@@ -174,7 +174,7 @@ class Incoming:
         self.forget_body()
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            waiter.errback(fault)
+            waiter.fail(fault)
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the request body is larger than {int(self.limit_bytes)} bytes")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
-
+from llmgw.wire.later import Later
 from llmgw.wire.sweep import NEVER
 from llmgw.wire.upstream import UpstreamFault
 
@@ -43,7 +42,7 @@ class Watched:
         self.connection = connection
         self.meter = meter
         self.lease = lease
-        self.done: Deferred[UpstreamFault | None] = Deferred(self._cancelled)
+        self.done: Later[UpstreamFault | None] = Later(self._cancelled)
         self._observe_gap = gaps.observe
         self._until_s = until_s
         self._last_s = 0.0
@@ -86,11 +85,9 @@ class Watched:
             self._fire(fault)
 
     def _fire(self, fault: UpstreamFault | None) -> None:
-        done = self.done
-        if not done.called:
-            done.callback(fault)
+        self.done.fire(fault)
 
-    def _cancelled(self, _: Deferred[Any]) -> None:
+    def _cancelled(self) -> None:
         self.connection.abort()
 
 
@@ -157,10 +154,10 @@ class Relay(Watched):
             self._sweep.discard(self)
         super()._fire(fault)
 
-    def _cancelled(self, cancelled: Deferred[Any]) -> None:
+    def _cancelled(self) -> None:
         if self._sweep is not None:
             self._sweep.discard(self)
-        super()._cancelled(cancelled)
+        super()._cancelled()
 
 
 class Assembly(Watched):
@@ -191,7 +188,7 @@ class Collected:
         self._limit_bytes = limit_bytes
         self._parts: list[bytes] = []
         self._size = 0
-        self.done: Deferred[UpstreamFault | None] = Deferred(lambda _: connection.abort())
+        self.done: Later[UpstreamFault | None] = Later(connection.abort)
 
     @property
     def body(self) -> bytes:
@@ -203,7 +200,7 @@ class Collected:
         self._size += len(data)
         if self._size > self._limit_bytes:
             self._connection.abort()
-            self.done.callback(UpstreamFault("framing", "the error's body is too long"))
+            self.done.fire(UpstreamFault("framing", "the error's body is too long"))
             return
         self._parts.append(data)
 
@@ -212,10 +209,8 @@ class Collected:
 
     def ended(self) -> None:
         """All of it is here."""
-        if not self.done.called:
-            self.done.callback(None)
+        self.done.fire(None)
 
     def failed(self, fault: UpstreamFault) -> None:
         """It was cut."""
-        if not self.done.called:
-            self.done.callback(fault)
+        self.done.fire(fault)

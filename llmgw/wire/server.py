@@ -352,8 +352,12 @@ class ClientFactory(Factory):
         self.site = site
 
     def acceptableProtocols(self) -> list[bytes]:
-        """What TLS listeners offer by ALPN: HTTP/1.1 and nothing else (RFC 7301)."""
-        return [b"http/1.1"]
+        """What TLS listeners take by ALPN (RFC 7301): no HTTP/2.
+
+        A client that offers something and finds nothing of it here gets no connection;
+        ``curl -0`` offers ``http/1.0`` alone.
+        """
+        return [b"http/1.1", b"http/1.0"]
 
     def buildProtocol(self, addr: IAddress | None) -> ClientConnection | None:
         """``None`` closes the connection before TLS has begun: a cap is reached."""

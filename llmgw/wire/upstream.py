@@ -3,7 +3,7 @@
 The caller gets the response head from :meth:`UpstreamConnection.request`, then
 names a :class:`Sink` with :meth:`deliver`; from there each read of the socket
 becomes one call with the body's bytes, freed of their framing, and the time of
-arrival. Cancelling the Deferred, or :meth:`abort`, closes the connection at
+arrival. Cancelling the Later, or :meth:`abort`, closes the connection at
 once: that is how a llama-server learns that nobody waits any more.
 """
 
@@ -21,6 +21,7 @@ from zope.interface import implementer
 from llmgw.core.http import HttpFault
 from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.eager import is_flushed, sender, take_over
+from llmgw.wire.later import Later
 from llmgw.wire.sweep import NEVER
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class UpstreamConnection(TwistedProtocol):
         self._pool = pool
         self.clock = pool.clock
         self._reader = ResponseReader(self, pool.head_limits)
-        self._waiter: Deferred[ResponseHead] | None = None
+        self._waiter: Later[ResponseHead] | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._busy = False
@@ -175,7 +176,7 @@ class UpstreamConnection(TwistedProtocol):
         self.until_s = min(self.until_s, now_s + self._first_token_s)
         self.deadline_s = self.until_s
         if waiter is not None:
-            waiter.callback(head)
+            waiter.fire(head)
 
     def body_received(self, data: bytes) -> None:
         self._parts.append(data)
@@ -194,7 +195,7 @@ class UpstreamConnection(TwistedProtocol):
         first_token_s: float,
         idle_s: float,
         until_s: float,
-    ) -> Deferred[ResponseHead]:
+    ) -> Later[ResponseHead]:
         """Send a request.
 
         :param payload: head and body, in one piece.
@@ -203,7 +204,7 @@ class UpstreamConnection(TwistedProtocol):
             :attr:`until_s` when the first token has come.
         :param idle_s: longest silence within the body.
         :param until_s: monotonic time by which all must be over.
-        :raise UpstreamFault: (the Deferred fails with it.) Cancelling closes the connection.
+        :raise UpstreamFault: (the Later fails with it.) Cancelling closes the connection.
         """
         self._busy = True
         self._complete = False
@@ -214,7 +215,7 @@ class UpstreamConnection(TwistedProtocol):
         self.until_s = until_s
         self.deadline_s = min(self.clock() + head_s, until_s)
         self._reader.begin(method)
-        self._waiter = Deferred(self._cancelled)
+        self._waiter = Later(self.abort)
         waiter = self._waiter
         self._send(payload)
         return waiter
@@ -301,9 +302,6 @@ class UpstreamConnection(TwistedProtocol):
     def _transport(self) -> Any:
         return self.transport
 
-    def _cancelled(self, _: Deferred[Any]) -> None:
-        self.abort()
-
     def _hand_over(self, now_s: float) -> None:
         """Give the body bytes of this read to the sink, in one piece."""
         sink = self._sink
@@ -354,7 +352,7 @@ class UpstreamConnection(TwistedProtocol):
         if not self.lost:
             self._transport().abortConnection()
         if waiter is not None:
-            waiter.errback(fault)
+            waiter.fail(fault)
         elif sink is not None:
             sink.failed(fault)
 

@@ -35,7 +35,9 @@ def client(live_gateway: LiveGateway) -> Iterator[Any]:
 
 
 def test_a_message(client: Any) -> None:
-    message = client.messages.create(model="tiny", messages=WORDS, max_tokens=8, extra_body={"temperature": 0})
+    message = client.messages.create(
+        model="tiny", messages=WORDS, max_tokens=8, extra_body={"temperature": 0}
+    )
     assert (message.type, message.role) == ("message", "assistant")
     assert message.content[0].text
     assert message.stop_reason in ("end_turn", "max_tokens")

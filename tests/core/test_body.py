@@ -138,7 +138,9 @@ def test_stream_options(value, present, wanted):
     assert (ask.has_stream_options, ask.include_usage) == (present, wanted)
 
 
-@pytest.mark.parametrize(("value", "wanted"), [("true", True), ("false", False), ("null", False), ("1", False)])
+@pytest.mark.parametrize(
+    ("value", "wanted"), [("true", True), ("false", False), ("null", False), ("1", False)]
+)
 def test_the_tokens_of_the_answer_are_asked_for_by_true_alone(value, wanted):
     assert read_json(b'{"model":"m","return_tokens":%b}' % value.encode()).return_tokens is wanted
     assert not read_json(b'{"model":"m"}').return_tokens
