@@ -87,7 +87,7 @@ class Operations:
 
     def knows(self, model: str) -> bool:
         """A name that may be a metric's label: some backend has told it."""
-        return model in self._service.gateway.fleet.models(0.0)
+        return self._service.gateway.fleet.knows(model)
 
     def metrics_text(self) -> bytes:
         """Prometheus' text format."""

@@ -67,7 +67,7 @@ class LiveGateway:
         config = directory / "llmgw.toml"
         config.write_text(self._config(port, admin_port))
         command = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
-        command += ["-n", "--pidfile=", "llmgw", "-c", str(config)]
+        command += ["--reactor=uvloop", "-n", "--pidfile=", "llmgw", "-c", str(config)]
         self.process = Child("gateway", command, directory / "gateway.log", announces=False)
         self._admin = httpx.Client(base_url=self.admin_url, trust_env=False, timeout=10)
 

@@ -51,6 +51,9 @@ class Metrics:
         self._gauges = gauges
         self._knows = knows
         self._families: list[Family[Any]] = []
+        self._series: dict[
+            tuple[str, str | None, str | None, int], tuple[Count, Histogram, Histogram, Histogram]
+        ] = {}
         count, histogram = self._counter, self._histogram
         self._requests = count(
             "llmgw_requests_total",
@@ -94,7 +97,6 @@ class Metrics:
 
     def request(
         self,
-        *,
         route: str,
         model: str | None,
         backend: str | None,
@@ -104,25 +106,41 @@ class Metrics:
         overhead_s: float | None,
     ) -> None:
         """A request is over."""
-        model = self._name(model)
-        backend = backend or ""
-        self._requests.child((route, model, backend, str(status))).value += 1
-        self._durations.child((route,)).observe(duration_s)
+        series = self._series.get((route, model, backend, status))
+        if series is None:
+            series = self._find_series(route, model, backend, status)
+        series[0].value += 1
+        series[1].observe(duration_s)
         if ttft_s is not None:
-            self._ttft.child((model, backend)).observe(ttft_s)
+            series[2].observe(ttft_s)
         if overhead_s is not None:
-            self._overhead.child(()).observe(overhead_s)
+            series[3].observe(overhead_s)
+
+    def _find_series(
+        self, route: str, model: str | None, backend: str | None, status: int
+    ) -> tuple[Count, Histogram, Histogram, Histogram]:
+        """What a request is counted in; kept, unless its model is nobody's."""
+        name, place = self._name(model), backend or ""
+        series = (
+            self._requests.child((route, name, place, str(status))),
+            self._durations.child((route,)),
+            self._ttft.child((name, place)),
+            self._overhead.child(()),
+        )
+        if name == model and len(self._series) < MOST_SERIES:
+            self._series[route, model, backend, status] = series
+        return series
 
     def tokens(self, model: str | None, used: Usage) -> None:
         """Tokens of a request; cached ones are prompt tokens too."""
         name = self._name(model)
-        for kind, value in (
-            ("prompt", used.prompt_tokens),
-            ("cached", used.cached_tokens),
-            ("output", used.output_tokens),
-        ):
-            if value:
-                self._tokens.child((name, kind)).value += value
+        child = self._tokens.child
+        if used.prompt_tokens:
+            child((name, "prompt")).value += used.prompt_tokens
+        if used.cached_tokens:
+            child((name, "cached")).value += used.cached_tokens
+        if used.output_tokens:
+            child((name, "output")).value += used.output_tokens
 
     def gaps(self, model: str | None, backend: str) -> Histogram:
         """The histogram of a stream's gaps, looked up once per stream."""
@@ -160,6 +178,7 @@ class Metrics:
             # Backends that discovery took away must not use up the room of the next.
             if len(family.children) > MOST_SERIES // 2:
                 family.keep("backend", present)
+                self._series.clear()
             family.write(out)
         _write_members(out, members)
         gauges = {**_ALWAYS, **self._gauges()}

@@ -158,6 +158,10 @@ class Fleet:
         """
         return dict(self._models)
 
+    def knows(self, model: str) -> bool:
+        """Some backend has told, or its settings say, that it has the model."""
+        return model in self._models
+
     def serves(self, model: str) -> bool:
         """Some backend has the model, or has not told yet what it has."""
         return model in self._pools or self._any_name is not None
@@ -202,8 +206,10 @@ class Fleet:
         found = [
             member.backend
             for member in takers
-            if member.window >= need and member.view.in_flight < member.cap and member.spec.id not in exclude
+            if member.window >= need and member.view.in_flight < member.cap
         ]
+        if exclude:
+            found = [each for each in found if each.id not in exclude]
         if found:
             return found
         untried = [each for each in pool.members if each.window >= need and each.spec.id not in exclude]

@@ -8,17 +8,109 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
+from msgspec import Struct
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
 
+    from llmgw.values import Usage
+
 FLUSH_S = 1.0
 FLUSH_LINES = 500
+
+
+Agent = bytes | None
+
+
+class AccessLine(Struct, omit_defaults=True):
+    """One line of the access log, in this order. Times are seconds.
+
+    :param at: wall time of the request's head, Unix seconds.
+    :param key: the key's id, ``anonymous``, or absent when refused before.
+    :param model: the name the client used; ``target`` the one the backend was asked for.
+    :param why: the router's reason.
+    :param attempts: how many backends were asked.
+    :param ttft_s: from the request's arrival to the first token's at our socket.
+    :param outcome: ``done``, ``client_gone``, ``cut``, or the error's code.
+    """
+
+    at: float
+    id: str
+    peer: str
+    method: str
+    route: str
+    status: int
+    outcome: str
+    duration_s: float
+    key: str | None = None
+    model: str | None = None
+    target: str | None = None
+    streaming: bool = False
+    backend: str | None = None
+    why: str | None = None
+    attempts: int = 0
+    overhead_s: float | None = None
+    ttft_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    bytes: int = 0
+    agent: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        at: float,
+        id: str,
+        peer: str,
+        method: str,
+        route: str,
+        status: int,
+        outcome: str,
+        duration_s: float,
+        key: str | None,
+        model: str | None,
+        target: str | None,
+        streaming: bool,
+        backend: str | None,
+        why: str | None,
+        attempts: int,
+        overhead_s: float | None,
+        ttft_s: float | None,
+        used: Usage | None,
+        sent_bytes: int,
+        agent: Agent,
+    ) -> AccessLine:
+        """A line of raw figures, as an account hands them over."""
+        return cls(
+            at=round(at, 3),
+            id=id,
+            peer=peer,
+            method=method,
+            route=route,
+            status=status,
+            outcome=outcome,
+            duration_s=round(duration_s, 6),
+            key=key,
+            model=model[:256] if model else None,
+            target=target if target != model else None,
+            streaming=streaming,
+            backend=backend,
+            why=why,
+            attempts=attempts,
+            overhead_s=None if overhead_s is None else round(overhead_s, 6),
+            ttft_s=None if ttft_s is None else round(ttft_s, 6),
+            prompt_tokens=used.prompt_tokens if used else None,
+            cached_tokens=used.cached_tokens if used else None,
+            output_tokens=used.output_tokens if used else None,
+            bytes=sent_bytes,
+            agent=agent[:128].decode("latin-1") if agent else None,
+        )
 
 
 class AccessLog:
@@ -36,7 +128,7 @@ class AccessLog:
         self.path = path
         self.dropped = 0
         self._encode = msgspec.json.Encoder().encode
-        self._lines: list[bytes] = []
+        self._lines: list[tuple[Any, ...]] = []
         self._file: BinaryIO | None = None
         self._failing = False
         self._loop = LoopingCall(self.flush)
@@ -66,9 +158,9 @@ class AccessLog:
             self._file.close()
             self._open()
 
-    def write(self, line: msgspec.Struct) -> None:
-        """Add one line."""
-        self._lines.append(self._encode(line))
+    def write(self, line: tuple[Any, ...]) -> None:
+        """Add one line: what :meth:`AccessLine.of` takes. It is encoded with its batch."""
+        self._lines.append(line)
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
 
@@ -76,7 +168,9 @@ class AccessLog:
         """Write what waits. Never raises for the disk's sake."""
         if not self._lines or self._file is None:
             return
-        lines, self._lines = self._lines, []
+        encode = self._encode
+        lines = [encode(AccessLine.of(*line)) for line in self._lines]
+        self._lines = []
         lines.append(b"")
         try:
             self._file.write(b"\n".join(lines))

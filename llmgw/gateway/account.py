@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from llmgw.values import Usage
 
 if TYPE_CHECKING:
@@ -22,45 +20,10 @@ CLIENT_GONE = 499
 """Logged when the client left before its answer had begun (nginx's convention)."""
 
 
-class AccessLine(Struct, omit_defaults=True):
-    """One line of the access log, in this order. Times are seconds.
-
-    :param at: wall time of the request's head, Unix seconds.
-    :param key: the key's id, ``anonymous``, or absent when refused before.
-    :param model: the name the client used; ``target`` the one the backend was asked for.
-    :param why: the router's reason.
-    :param attempts: how many backends were asked.
-    :param ttft_s: from the request's arrival to the first token's at our socket.
-    :param outcome: ``done``, ``client_gone``, ``cut``, or the error's code.
-    """
-
-    at: float
-    id: str
-    peer: str
-    method: str
-    route: str
-    status: int
-    outcome: str
-    duration_s: float
-    key: str | None = None
-    model: str | None = None
-    target: str | None = None
-    streaming: bool = False
-    backend: str | None = None
-    why: str | None = None
-    attempts: int = 0
-    overhead_s: float | None = None
-    ttft_s: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    bytes: int = 0
-    agent: str | None = None
-
-
 class Account:
     """Collects while the exchange runs; :meth:`close` settles.
 
+    :ivar usage: tokens by the backend's own word.
     :ivar charged: the limiter's reservation, to be settled.
     :ivar sent_s: monotonic time at which the first attempt left for a backend.
     :ivar read_s: monotonic time at which the request was complete.
@@ -87,6 +50,7 @@ class Account:
         "status",
         "streaming",
         "target",
+        "usage",
         "why",
     )
 
@@ -106,6 +70,7 @@ class Account:
         self.prompt_estimate = 0
         self.charged: Any = None
         self.meter: Meter | None = None
+        self.usage: Usage | None = None
         self.read_s: float | None = None
         self.sent_s: float | None = None
         self.first_content_s: float | None = None
@@ -120,7 +85,7 @@ class Account:
         """
         if self.meter is None:
             return None
-        return self.meter.usage or self.meter.estimated_usage(self.prompt_estimate)
+        return self.usage or self.meter.estimated_usage(self.prompt_estimate)
 
     def close(self) -> None:
         """Settle, count, and write. Further calls do nothing."""
@@ -139,13 +104,7 @@ class Account:
         ttft_s = None if first_s is None else first_s - arrived_s
         overhead_s = None if self.sent_s is None or self.read_s is None else self.sent_s - self.read_s
         gateway.metrics.request(
-            route=self.route,
-            model=self.target,
-            backend=self.backend,
-            status=status,
-            duration_s=now_s - arrived_s,
-            ttft_s=ttft_s,
-            overhead_s=overhead_s,
+            self.route, self.target, self.backend, status, now_s - arrived_s, ttft_s, overhead_s
         )
         if used is not None:
             gateway.metrics.tokens(self.target, used)
@@ -156,28 +115,26 @@ class Account:
             return
         agent = incoming.head.headers.get(b"user-agent")
         log.write(
-            AccessLine(
-                at=gateway.wall_clock() - (now_s - arrived_s),
-                id=self.request_id,
-                peer=incoming.peer,
-                method=incoming.head.method,
-                route=self.route,
-                status=status,
-                outcome=self.outcome,
-                duration_s=round(now_s - arrived_s, 6),
-                key=self.key,
-                model=self.model[:256] if self.model else None,
-                target=self.target if self.target != self.model else None,
-                streaming=self.streaming,
-                backend=self.backend,
-                why=self.why,
-                attempts=self.attempts,
-                overhead_s=None if overhead_s is None else round(overhead_s, 6),
-                ttft_s=None if ttft_s is None else round(ttft_s, 6),
-                prompt_tokens=used.prompt_tokens if used else None,
-                cached_tokens=used.cached_tokens if used else None,
-                output_tokens=used.output_tokens if used else None,
-                bytes=incoming.sent_bytes,
-                agent=agent[:128].decode("latin-1") if agent else None,
+            (
+                gateway.wall_clock() - (now_s - arrived_s),
+                self.request_id,
+                incoming.peer,
+                incoming.head.method,
+                self.route,
+                status,
+                self.outcome,
+                now_s - arrived_s,
+                self.key,
+                self.model,
+                self.target,
+                self.streaming,
+                self.backend,
+                self.why,
+                self.attempts,
+                overhead_s,
+                ttft_s,
+                used,
+                incoming.sent_bytes,
+                agent,
             )
         )

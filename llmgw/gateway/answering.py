@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from llmgw.errors import GatewayError, UpstreamError
 from llmgw.gateway import answers
+from llmgw.gateway.backend_http import passed_lines
 from llmgw.gateway.routes import ANTHROPIC, OPENAI
+from llmgw.wire.incoming import header_lines
 
 if TYPE_CHECKING:
+    from llmgw.core.http import ResponseHead
     from llmgw.core.meter import Meter
     from llmgw.gateway.account import Account
     from llmgw.gateway.gateway import Gateway
@@ -38,19 +41,15 @@ class Answering:
         self.broken = False
         self._streamed = False
 
-    def begin(self, status: int, headers: Headers, length: int | None, *, streamed: bool) -> None:
+    def begin(self, status: int, head: ResponseHead, length: int | None, *, streamed: bool) -> None:
         """Start passing on a backend's response."""
         self._streamed = streamed
-        if streamed:
-            # nginx in front would collect the stream otherwise.
-            headers.append((b"x-accel-buffering", b"no"))
-            if not any(name == b"cache-control" for name, _ in headers):
-                headers.append((b"cache-control", b"no-cache"))
-        self.incoming.start(status, self._with_ours(headers), 0 if status in (204, 304) else length)
+        lines = passed_lines(head, streamed=streamed)
+        self.incoming.start(status, lines + self._our_lines(), 0 if status in (204, 304) else length)
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer; it leaves when the exchange ends."""
-        self.incoming.start(status, self._with_ours(headers), len(body))
+        self.incoming.start(status, header_lines(headers) + self._our_lines(), len(body))
         if body:
             self.incoming.hold(body)
 
@@ -84,21 +83,21 @@ class Answering:
         policies = self.caller.policies if self.caller is not None else ()
         return self.gateway.counts_tokens or any(policy.tokens_per_minute for policy in policies)
 
-    def _with_ours(self, headers: Headers) -> Headers:
-        """``headers`` and what every answer carries."""
+    def _our_lines(self) -> bytes:
+        """The header lines that every answer carries."""
         account, caller = self.account, self.caller
-        headers = [*headers, (b"x-request-id", account.request_id.encode("ascii"))]
-        if self.gateway.origins:
-            headers += self._cors(self.gateway.origins)
+        lines = b"x-request-id: %b\r\n" % account.request_id.encode("ascii")
         if self.decision is not None:
-            headers += answers.limit_headers(self.decision)
+            lines += answers.limit_lines(self.decision)
+        if self.gateway.origins:
+            lines += header_lines(self._cors(self.gateway.origins))
         if caller is not None and account.backend is not None:
             if caller.show_backend:
-                headers.append((b"x-llmgw-backend", account.backend.encode("ascii", "replace")))
+                lines += b"x-llmgw-backend: %b\r\n" % account.backend.encode("ascii", "replace")
             if caller.show_decision:
                 why = f"{account.backend}; {account.why or ''}"
-                headers.append((b"x-llmgw-decision", why.encode("ascii", "replace")))
-        return headers
+                lines += b"x-llmgw-decision: %b\r\n" % why.encode("ascii", "replace")
+        return lines
 
     def _cors(self, origins: frozenset[str]) -> Headers:
         """What lets a page of an allowed origin read the answer (WHATWG Fetch, CORS protocol)."""

@@ -77,27 +77,32 @@ def error_event(error: GatewayError, dialect: str, meter_dialect: str, *, inside
     return start + b"data: " + error_body(error, dialect) + b"\n\n"
 
 
-def limit_headers(decision: Decision) -> list[tuple[bytes, bytes]]:
-    """The ``x-ratelimit-*`` headers of a limiter's decision."""
-    headers: list[tuple[bytes, bytes]] = []
-    for unit, state in ((b"requests", decision.requests), (b"tokens", decision.tokens)):
-        if state is not None:
-            headers += _limit(unit, state)
-    return headers
+_REQUEST_LIMIT = (
+    b"x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\n"
+    b"x-ratelimit-reset-requests: %b\r\n"
+)
+_TOKEN_LIMIT = _REQUEST_LIMIT.replace(b"requests", b"tokens")
 
 
-def _limit(unit: bytes, state: LimitState) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"x-ratelimit-limit-" + unit, b"%d" % state.limit),
-        (b"x-ratelimit-remaining-" + unit, b"%d" % max(0, state.remaining)),
-        (b"x-ratelimit-reset-" + unit, duration(state.reset_s)),
-    ]
+def limit_lines(decision: Decision) -> bytes:
+    """The ``x-ratelimit-*`` header lines of a limiter's decision."""
+    lines = b""
+    if decision.requests is not None:
+        lines = _REQUEST_LIMIT % _figures(decision.requests)
+    if decision.tokens is not None:
+        lines += _TOKEN_LIMIT % _figures(decision.tokens)
+    return lines
+
+
+def _figures(state: LimitState) -> tuple[int, int, bytes]:
+    remaining = state.remaining
+    return state.limit, remaining if remaining > 0 else 0, duration(state.reset_s)
 
 
 def duration(seconds: float) -> bytes:
     """Seconds in OpenAI's form: ``350ms``, ``1s``, ``6m0s``, ``1h2m3s``."""
     if seconds < 1:
-        return b"%dms" % math.ceil(max(0.0, seconds) * 1000)
+        return b"%dms" % math.ceil(seconds * 1000) if seconds > 0 else b"0ms"
     whole = math.ceil(seconds)
     hours, rest = divmod(whole, 3600)
     minutes, left = divmod(rest, 60)

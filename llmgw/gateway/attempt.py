@@ -137,9 +137,7 @@ class Attempt:
         gateway, account, answering = self.gateway, self.account, self.answering
         status = head.status
         streamed = meter.kind == "sse"
-        answering.begin(
-            status, passed_headers(head), None if strip else head.content_length, streamed=streamed
-        )
+        answering.begin(status, head, None if strip else head.content_length, streamed=streamed)
         relay = Relay(
             self.incoming,
             connection,
@@ -271,11 +269,12 @@ class Attempt:
         )
 
     def _finish_lease(self, meter: Meter, *, ok: bool, reason: str) -> None:
+        usage = self.account.usage = meter.usage
         self.lease.finish(
             self.gateway.clock(),
-            ok=ok,
-            reason=reason,
-            usage=meter.usage,
+            ok,
+            reason,
+            usage=usage,
             prompt_s=meter.prompt_s,
             token_rate=meter.token_rate,
         )

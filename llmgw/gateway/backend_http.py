@@ -173,6 +173,20 @@ def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
     ]
 
 
+def passed_lines(head: ResponseHead, *, streamed: bool) -> bytes:
+    """:func:`passed_headers` as header lines.
+
+    :param streamed: the body is an event stream; nginx in front would collect it
+        unless told not to.
+    """
+    headers = passed_headers(head)
+    if streamed:
+        headers.append((b"x-accel-buffering", b"no"))
+        if not any(name == b"cache-control" for name, _ in headers):
+            headers.append((b"cache-control", b"no-cache"))
+    return header_lines(headers)
+
+
 def is_loading(body: bytes) -> bool:
     """llama-server's 503 while it reads its model: a state, not a failure."""
     return b"Loading model" in body

@@ -47,7 +47,18 @@ class Callers:
         :raise InvalidApiKey: no credential, a wrong one, or two that differ.
         :raise RateLimited: as before, for the eleventh time in a minute from this address.
         """
-        secret, password = _credentials(headers)
+        authorization = headers.get(b"authorization")
+        if (
+            authorization is not None
+            and authorization.startswith(b"Bearer ")
+            and b"x-api-key" not in headers
+            and b"api-key" not in headers
+        ):
+            # The usual form needs no further look.
+            secret: str | None = authorization[7:].strip().decode("latin-1") or None
+            password = None
+        else:
+            secret, password = _credentials(headers)
         if secret is not None:
             for checker in self._keyed:
                 try:

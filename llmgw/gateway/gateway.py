@@ -45,7 +45,6 @@ class IMetrics(Protocol):
 
     def request(
         self,
-        *,
         route: str,
         model: str | None,
         backend: str | None,
@@ -168,9 +167,11 @@ class Gateway:
             if answer is None:
                 return None
             choice = answer if isinstance(answer, Choice) else Choice(answer)
-            if any(choice.backend is candidate for candidate in candidates):
-                self.scores[choice.backend.id] = choice.score
-                return choice
+            chosen = choice.backend
+            for candidate in candidates:
+                if candidate is chosen:
+                    self.scores[chosen.id] = choice.score
+                    return choice
             self._complain("router", now_s, f"chose {answer!r}, which is no candidate")
         self.router_faults += 1
         least = min(candidates, key=lambda backend: backend.profile.in_flight)

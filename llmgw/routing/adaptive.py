@@ -50,6 +50,7 @@ OPTIONS = {
 class Adaptive:
     """See the module.
 
+    :cvar observes: whether :meth:`observe` does anything with events.
     :param alpha: 1 goes by time to first token alone (the article's code), 0
         ignores it and is weighted least connections.
     :param baseline_ms: the time to first token that counts as 1.
@@ -58,6 +59,8 @@ class Adaptive:
     :param streak: failures in a row at which the score is 0.
     :param trial_s: a backend at 0 gets one request in so many seconds.
     """
+
+    observes = False
 
     def __init__(
         self,
@@ -84,41 +87,59 @@ class Adaptive:
 
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice:
         """O(n), and a sort of the known means while some backend has none."""
-        best = 0.0
-        equals: list[Backend] = []
+        fit: Sequence[Backend] = candidates
+        if self._next_trial_s or self._some_at_zero(candidates):
+            due = self._due_for_trial(candidates, now_s)
+            if due is not None:
+                self._turns.took(due, candidates)
+                return Choice(due, None, 0.0, f"trial after {due.profile.failure_streak} failures")
+            fit = [each for each in candidates if each.profile.failure_streak < self._streak]
+            if not fit:
+                return self._least_bad(candidates)
+        chosen, score = self._best(fit, candidates)
+        return Choice(chosen, None, score, f"score {score:.3g}, best of {len(candidates)}")
+
+    def observe(self, event: Event) -> None:
+        """Nothing to learn: what it goes by is in the profiles."""
+
+    def _best(self, fit: Sequence[Backend], candidates: Sequence[Backend]) -> tuple[Backend, float]:
+        """The highest score among ``fit``, and who of those that have it is next."""
+        per_second, rest, floor_s = self._per_second, self._rest, self._floor_s
         guess_s: float | None = None
-        for each in candidates:
-            if each.profile.failure_streak >= self._streak:
-                if self._trial_is_due(each.id, now_s):
-                    self._turns.took(each, candidates)
-                    return Choice(each, None, 0.0, f"trial after {each.profile.failure_streak} failures")
-                continue
-            if self._next_trial_s:
-                self._next_trial_s.pop(each.id, None)
-            ttft_s = each.profile.ttft_s
+        best = -inf
+        equals: list[Backend] = []
+        for each in fit:
+            profile = each.profile
+            ttft_s = profile.ttft_s
             if ttft_s is None:
                 guess_s = ttft_s = self._guess_s(candidates) if guess_s is None else guess_s
-            score = self._score(each, ttft_s)
+            slowness = per_second * (ttft_s if ttft_s > floor_s else floor_s) + rest
+            score = each.weight * profile.warmth / ((profile.in_flight + 1) * slowness)
             if score > best:
                 best = score
                 equals = [each]
             elif score == best:
                 equals.append(each)
-        if not equals:
-            return self._least_bad(candidates)
-        return Choice(self._turns.next(equals), None, best, f"score {best:.3g}, best of {len(candidates)}")
+        return self._turns.next(equals), best
 
-    def observe(self, event: Event) -> None:
-        """Nothing to learn: what it goes by is in the profiles."""
-
-    def _score(self, backend: Backend, ttft_s: float) -> float:
-        profile = backend.profile
-        slowness = self._per_second * max(ttft_s, self._floor_s) + self._rest
-        return backend.weight * profile.warmth / ((profile.in_flight + 1) * slowness)
+    def _some_at_zero(self, candidates: Sequence[Backend]) -> bool:
+        streak = self._streak
+        for each in candidates:  # noqa: SIM110 (`any` with a generator takes three times as long)
+            if each.profile.failure_streak >= streak:
+                return True
+        return False
 
     def _guess_s(self, candidates: Sequence[Backend]) -> float:
         known = sorted(each.profile.ttft_s for each in candidates if each.profile.ttft_s is not None)
         return max(self._default_s, known[len(known) // 2]) if known else self._default_s
+
+    def _due_for_trial(self, candidates: Sequence[Backend], now_s: float) -> Backend | None:
+        for each in candidates:
+            if each.profile.failure_streak < self._streak:
+                self._next_trial_s.pop(each.id, None)
+            elif self._trial_is_due(each.id, now_s):
+                return each
+        return None
 
     def _trial_is_due(self, backend_id: str, now_s: float) -> bool:
         trials = self._next_trial_s
@@ -132,17 +153,6 @@ class Adaptive:
 
     def _least_bad(self, candidates: Sequence[Backend]) -> Choice:
         lowest = min(each.profile.failure_streak for each in candidates)
-        guess_s = self._guess_s(candidates)
-        best = -inf
-        equals: list[Backend] = []
-        for each in candidates:
-            if each.profile.failure_streak == lowest:
-                ttft_s = each.profile.ttft_s
-                score = self._score(each, guess_s if ttft_s is None else ttft_s)
-                if score > best:
-                    best = score
-                    equals = [each]
-                elif score == best:
-                    equals.append(each)
-        why = f"all {len(candidates)} at 0, least bad after {lowest} failures"
-        return Choice(self._turns.next(equals), None, 0.0, why)
+        least_bad = [each for each in candidates if each.profile.failure_streak == lowest]
+        chosen, _ = self._best(least_bad, candidates)
+        return Choice(chosen, None, 0.0, f"all {len(candidates)} at 0, least bad after {lowest} failures")

@@ -36,11 +36,10 @@ class Turns:
 
         :param equals: not empty.
         """
-        if len(equals) == 1:
-            chosen = equals[0]
-        else:
+        chosen = equals[0]
+        if len(equals) > 1:
             last = self._last
-            chosen, oldest = equals[0], last.get(equals[0].id, 0)
+            oldest = last.get(chosen.id, 0)
             for each in equals[1:]:
                 since = last.get(each.id, 0)
                 if since < oldest or (since == oldest and each.id < chosen.id):
@@ -50,8 +49,7 @@ class Turns:
 
     def took(self, chosen: Backend, in_sight: Sequence[Backend]) -> None:
         """``chosen`` has had its turn."""
-        self._count += 1
-        self._last[chosen.id] = self._count
-        if len(self._last) > MOST_REMEMBERED:
-            last = self._last
+        last = self._last
+        self._count = last[chosen.id] = self._count + 1
+        if len(last) > MOST_REMEMBERED:
             self._last = {each.id: last[each.id] for each in in_sight if each.id in last}

@@ -181,9 +181,9 @@ class Incoming:
 
     # --- the answer, going out ---
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
+    def respond(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer."""
-        self.start(status, headers, len(body))
+        self.start(status, lines, len(body))
         if body:
             self.send(body)
         self.finish()
@@ -193,9 +193,10 @@ class Incoming:
         if not self.gone and not self.started and self.head.version == 11:
             self._connection.write(status_line(status) + b"\r\n")
 
-    def start(self, status: int, headers: Headers, length: int | None) -> None:
+    def start(self, status: int, lines: bytes, length: int | None) -> None:
         """Send status and headers; they leave with the first :meth:`flush` or piece of body.
 
+        :param lines: header lines, each with its CRLF; none of framing.
         :param length: the body's size in bytes, ``None`` when nobody knows yet:
             chunked for HTTP/1.1, ended by close for HTTP/1.0.
         """
@@ -223,8 +224,7 @@ class Incoming:
         elif self.head.version == 10:
             framing += b"connection: keep-alive\r\n"
         self._out.append(
-            b"%b%bdate: %b\r\n%b\r\n"
-            % (status_line(status), header_lines(headers), connection.site.http_date, framing)
+            b"%b%bdate: %b\r\n%b\r\n" % (status_line(status), lines, connection.site.http_date, framing)
         )
 
     def send(self, data: bytes) -> None:
