@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from llmgw.config import BackendConfig, Config
     from llmgw.core.fleet import Fleet
     from llmgw.gateway.gateway import Gateway
+    from llmgw.wire.eager import Outbox
     from llmgw.wire.sweep import Sweep
 
 
@@ -90,7 +91,8 @@ class Backends:
 
     log = Logger()
 
-    def __init__(self, fleet: Fleet, gateway: Gateway, sweep: Sweep, reactor: Any) -> None:
+    def __init__(self, fleet: Fleet, gateway: Gateway, sweep: Sweep, outbox: Outbox, reactor: Any) -> None:
+        self._outbox = outbox
         self._fleet = fleet
         self._gateway = gateway
         self._sweep = sweep
@@ -202,6 +204,7 @@ class Backends:
             ),
             tls=tls is not None,
             sweep=self._sweep,
+            outbox=self._outbox,
             head_limits=HeadLimits(
                 header_line=config.limits.upstream_head_bytes,
                 headers=config.limits.upstream_head_bytes,

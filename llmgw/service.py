@@ -36,6 +36,7 @@ from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.caller import Callers
 from llmgw.gateway.gateway import Gateway
 from llmgw.operations import Operations
+from llmgw.wire.eager import Outbox
 from llmgw.wire.server import ClientFactory
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
@@ -96,6 +97,7 @@ class GatewayService(Service):
                 [ConfigFault("workers", "more than one worker is not supported yet")], config.source
             )
         self.sweep = Sweep(reactor, clock)
+        outbox = Outbox(reactor)
         self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
         operations = Operations(self)
         self.metrics = Metrics(operations.fleet, operations.gauges, operations.knows)
@@ -117,12 +119,13 @@ class GatewayService(Service):
         self.fleet.observe = self._observe
         self.site = Site(
             sweep=self.sweep,
+            outbox=outbox,
             limits=config.limits,
             timeouts=config.timeouts,
             serve=self.gateway.serve,
             fault_answer=self.gateway.fault_answer,
         )
-        self.backends = Backends(self.fleet, self.gateway, self.sweep, reactor)
+        self.backends = Backends(self.fleet, self.gateway, self.sweep, outbox, reactor)
         self.backends.verify(config)
         self.backends.apply(config)
         factory = ClientFactory(self.site)

@@ -222,6 +222,9 @@ class Scripted:
 
     def close(self) -> None:
         """Listen no more."""
+        with contextlib.suppress(OSError):
+            # A thread in accept() would keep the port open.
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:

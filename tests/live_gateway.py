@@ -67,7 +67,7 @@ class LiveGateway:
         config = directory / "llmgw.toml"
         config.write_text(self._config(port, admin_port))
         command = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
-        command += ["--reactor=uvloop", "-n", "--pidfile=", "llmgw", "-c", str(config)]
+        command += ["-n", "--pidfile=", "llmgw", "-c", str(config)]
         self.process = Child("gateway", command, directory / "gateway.log", announces=False)
         self._admin = httpx.Client(base_url=self.admin_url, trust_env=False, timeout=10)
 
@@ -159,6 +159,13 @@ class LiveGateway:
         """Every log file of the gateway's folder, as text."""
         return {path.name: path.read_text(errors="replace") for path in self.directory.glob("*.log")}
 
+    def check_logs(self) -> None:
+        """No log holds a traceback or a key."""
+        for name, text in self.logs().items():
+            assert "Traceback" not in text, f"{name}:\n{text}"
+            for secret in self.keys.values():
+                assert secret not in text, name
+
     def stop(self) -> int:
         """End it. :return: its exit status."""
         self._admin.close()
@@ -232,12 +239,16 @@ def live_gateway(
         yield gateway
         assert wait_until(gateway.is_idle, 3), gateway.state()
         assert gateway.stop() == 0
-        for name, text in gateway.logs().items():
-            assert "Traceback" not in text, f"{name}:\n{text}"
-            for secret in gateway.keys.values():
-                assert secret not in text, name
+        gateway.check_logs()
     finally:
         gateway.stop()
+
+
+@pytest.fixture
+def http(live_gateway: LiveGateway) -> Iterator[httpx.Client]:
+    """A plain client of the live gateway, with the key that may do everything."""
+    with live_gateway.client() as client:
+        yield client
 
 
 def _free_ports(count: int) -> list[int]:

@@ -3,6 +3,8 @@
 :meth:`KeysChecker.requestAvatarId` answers at once, without a Deferred, since
 every request passes through it. Unknown, expired and revoked keys get the same
 answer after the same work; which it was is nobody's business but the operator's.
+A good key is hashed when it is first shown and then remembered as it is until the
+next reload: whoever can read this process's memory finds it in the requests too.
 """
 
 from __future__ import annotations
@@ -26,8 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FOREVER = float("inf")
+
+MOST_SEEN = 4096
+"""Keys whose owner is found without hashing; beyond it all are forgotten and hashed once more."""
+
 _NOBODY = (bytes(32), b"", 0.0)
 """Stands in for an unknown key, so that it costs what a known one costs. Expired since 1970."""
+
+
+class _Seen(dict[str, tuple[bytes, float]]):
+    """Good keys that were shown lately, to avatar id and expiry; it does not show them."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} keys>"
 
 
 @implementer(ICredentialsChecker, ICallers)
@@ -48,6 +61,7 @@ class KeysChecker:
         # Digest to (digest, avatar id, expiry in Unix seconds).
         self._entries: dict[bytes, tuple[bytes, bytes, float]] = {}
         self._callers: dict[bytes, Caller] = {}
+        self._seen = _Seen()
         self.reload()
 
     # "Alternatively, return the result itself": the interface's text allows what its type does not.
@@ -56,15 +70,24 @@ class KeysChecker:
 
         :raise UnauthorizedLogin: the key is unknown, expired or revoked.
         """
-        shown = digest(credentials.secret, self._pepper)
+        secret = credentials.secret
+        seen = self._seen.get(secret)
+        # A dict compares texts only after their hashes, which are keyed at random
+        # in each process: how long it takes tells nothing about any key in it.
+        if seen is not None and self._wall_clock() < seen[1]:
+            return seen[0]
+        shown = digest(secret, self._pepper)
         known, avatar_id, expires_unix_s = self._entries.get(shown, _NOBODY)
         if avatar_id == b"" and self._pepper is not None:
             # A file that has a pepper may still hold keys from before it had one.
-            shown = digest(credentials.secret)
+            shown = digest(secret)
             known, avatar_id, expires_unix_s = self._entries.get(shown, _NOBODY)
         # The dict look-up compares digests, which an attacker cannot steer byte by
         # byte; this comparison does not even depend on that.
         if hmac.compare_digest(known, shown) and self._wall_clock() < expires_unix_s:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen[secret] = (avatar_id, expires_unix_s)
             return avatar_id
         raise UnauthorizedLogin("unknown key")
 
@@ -96,6 +119,7 @@ class KeysChecker:
         self._pepper = pepper
         self._entries = entries
         self._callers = callers
+        self._seen = _Seen()
 
 
 @implementer(IPlugin, ICheckerFactory)

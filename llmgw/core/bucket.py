@@ -6,6 +6,9 @@ level goes down to ``-burst``, and whoever is in debt waits until it is paid.
 
 Units are whatever the caller counts: requests or tokens.
 
+A limiter asks one bucket several things at one moment, so each method refills
+only when the time is another than the last one.
+
 :source: token bucket as in RFC 2697 section 3 (one rate, one burst); debt and
     the rule for oversized requests are our own, see ``docs/rate-limits.md``.
 """
@@ -55,8 +58,7 @@ class Bucket:
         What is larger than the whole bucket could never pass by the plain rule.
         It passes as soon as nothing is owed, and is paid for afterwards.
         """
-        level = self.refill(now_s)
-        return level + SLACK >= amount or (amount > self.burst and level > 0.0)
+        return self.deficit_s(amount, now_s) == 0.0
 
     def take(self, amount: float, now_s: float) -> float:
         """Charge ``amount``, allowed or not.
@@ -64,7 +66,7 @@ class Bucket:
         :return: what was really charged: less than ``amount`` where the debt
             reached its floor. Hand this figure to :meth:`give_back`.
         """
-        before = self.refill(now_s)
+        before = self.level if now_s == self.at_s else self.refill(now_s)
         after = before - amount
         if after < -self.burst:
             after = -self.burst
@@ -73,7 +75,7 @@ class Bucket:
 
     def give_back(self, amount: float, now_s: float) -> None:
         """Undo a charge of ``amount``; the bucket never holds more than ``burst``."""
-        level = self.refill(now_s) + amount
+        level = (self.level if now_s == self.at_s else self.refill(now_s)) + amount
         self.level = level if level < self.burst else self.burst
 
     def correct(self, charged: float, amount: float, now_s: float) -> None:
@@ -82,23 +84,27 @@ class Bucket:
         :param charged: what :meth:`take` returned.
         :param amount: what should have been charged.
         """
-        level = self.refill(now_s) + charged - amount
-        if level > self.burst:
-            level = self.burst
-        elif level < -self.burst:
-            level = -self.burst
+        level = self.level if now_s == self.at_s else self.refill(now_s)
+        level += charged - amount
+        burst = self.burst
+        if level > burst:
+            level = burst
+        elif level < -burst:
+            level = -burst
         self.level = level
 
     def deficit_s(self, amount: float, now_s: float) -> float:
         """Seconds until ``amount`` may be taken if nobody else takes any; 0 if it may now."""
-        if self.can_take(amount, now_s):
+        level = self.level if now_s == self.at_s else self.refill(now_s)
+        if level + SLACK >= amount or (amount > self.burst and level > 0.0):
             return 0.0
-        missing = (SLACK if amount > self.burst else amount) - self.level
+        missing = (SLACK if amount > self.burst else amount) - level
         return missing / self.rate_per_s
 
     def full_in_s(self, now_s: float) -> float:
         """Seconds until the bucket is full if nobody takes any."""
-        return (self.burst - self.refill(now_s)) / self.rate_per_s
+        level = self.level if now_s == self.at_s else self.refill(now_s)
+        return (self.burst - level) / self.rate_per_s
 
     def resize(self, rate_per_s: float, burst: float, now_s: float) -> None:
         """Go on with other figures; a bucket a third full stays a third full.

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 
@@ -83,8 +84,12 @@ class HeadLimits(Struct, frozen=True):
 DEFAULT_LIMITS = HeadLimits()
 
 
-class RequestHead(Struct):
+class RequestHead(Struct, frozen=True):
     """A request's head that met every rule.
+
+    Messages may share a head, its ``headers`` or its ``cache``
+    (:class:`~llmgw.core.lines.HeadMemo`): all of it is for reading, only
+    ``cache`` is for writing.
 
     :param method: GET, HEAD, POST, OPTIONS or DELETE.
     :param path: as sent, percent-encoding kept; begins with ``/``.
@@ -96,6 +101,11 @@ class RequestHead(Struct):
     :param chunked: the content is chunked; without both there is no content.
     :param keep_alive: the client allows another request on this connection.
     :param expect_continue: the client waits for ``100 Continue`` before its content.
+    :param cache: for what others derive from this head, each below a name of its own.
+        One for all messages whose heads differ in the digits of ``Content-Length``
+        alone, empty for a head that is not remembered. What is put here must follow
+        from the head without its length, and from nothing that can change meanwhile:
+        else keep beside it what tells that it is stale.
     """
 
     method: str
@@ -107,10 +117,11 @@ class RequestHead(Struct):
     chunked: bool
     keep_alive: bool
     expect_continue: bool
+    cache: dict[str, Any]
 
 
-class ResponseHead(Struct):
-    """A final response's head that met every rule.
+class ResponseHead(Struct, frozen=True):
+    """A final response's head that met every rule; for reading, as :class:`RequestHead` is.
 
     :param status: 200 to 599.
     :param reason: as sent, may be empty.
@@ -118,6 +129,7 @@ class ResponseHead(Struct):
     :param content_length: what the field says, which for HEAD and 304 is not what follows.
     :param chunked: likewise.
     :param keep_alive: the backend allows another request on this connection.
+    :param cache: as in :class:`RequestHead`.
     """
 
     status: int
@@ -126,6 +138,7 @@ class ResponseHead(Struct):
     content_length: int | None
     chunked: bool
     keep_alive: bool
+    cache: dict[str, Any]
 
     def get(self, name: bytes) -> bytes | None:
         """The first value of a field.
@@ -315,6 +328,7 @@ def make_request_head(method: str, target: Target, version: int, fields: Fields)
         _keep_alive(version, options),
         # HTTP/1.0 has no interim responses: RFC 9110 section 10.1.1.
         expects is not None and has_content and version == 11,
+        {},
     )
 
 
@@ -364,4 +378,4 @@ def make_response_head(version: int, status: int, reason: bytes, fields: Fields)
             keep_alive = _keep_alive(version, options)
             if options not in _HOPS.values():
                 fields = [field for field in fields if field[0] not in options]
-    return ResponseHead(status, reason, fields, size, chunked, keep_alive)
+    return ResponseHead(status, reason, fields, size, chunked, keep_alive, {})

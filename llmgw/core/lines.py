@@ -1,4 +1,4 @@
-"""Finds the ends of lines and of field sections while their bytes arrive.
+"""Finds the ends of lines and of field sections while their bytes arrive; remembers whole heads.
 
 Everything here answers the same for every way of cutting the bytes: a fault is
 a property of the shortest prefix that shows it. So of two faults in one read
@@ -10,16 +10,24 @@ the one that ends first is raised, as if the bytes had come one by one.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import httptools
 
-from llmgw.core.http import TEXT, TOKEN, Fields, Refuse
+from llmgw.core.http import DEFAULT_LIMITS, TEXT, TOKEN, Fields, HeadLimits, Refuse
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _NAME = re.compile(rb"%b+:" % TOKEN)
 _WHOLE_LINES = re.compile(rb"(?:%b++:%b*+\r\n)*+" % (TOKEN, TEXT))
 _CR, _LF = 13, 10
+_LENGTH = b"\r\nContent-Length: "
+_LOWER_LENGTH = b"\r\ncontent-length: "
+_AFTER_NAME = len(_LENGTH)
+_MOST_DIGITS = 15
+
+MOST_BYTES = 2048
+"""No larger head is read in one piece or remembered."""
 
 
 def line_end(
@@ -136,16 +144,92 @@ class FieldSection:
             self._line = self._seen = line = stop + 2
 
 
+def whole_section(buffer: bytes, start: int, end: int, count_limit: int) -> bool:
+    """Whether a :class:`FieldSection` would pass these lines. ``False`` may be asked of it again.
+
+    :param end: behind the empty line, and no further than the limits of size reach.
+    """
+    lines = _WHOLE_LINES.match(buffer, start)
+    return lines.end() + 2 == end and buffer.count(b"\n", start, end) <= count_limit + 1  # type: ignore[union-attr]
+
+
+Entry = TypeVar("Entry")
+
+
+class HeadMemo(Generic[Entry]):
+    """Heads that were read and found good, so that the same bytes are not read again.
+
+    Clients and backends send one head over and over; only the digits of
+    ``Content-Length`` differ. So these are cut out, and the bytes left lead to
+    what reading them gave. Exact, since
+
+    1. only whole heads are kept that met every rule, and none longer than any limit of size;
+    2. the digits are cut at the last ``Content-Length: `` that begins a line. A good
+       head has one such line, so all heads with the same bytes left differ in these digits alone;
+    3. they are cut only when 1 to 15 of them stand between the blank and the CRLF and
+       they are not zero: no rule tells two such lengths apart. Zero stays in the key,
+       and a head with anything else in that place is not looked up.
+
+    Heads hold credentials, which thus stay in memory for longer than their
+    connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`. What shares a
+    memo shares :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`, too: give
+    each listener, each backend, its own.
+
+    :param limits: those of all readers that share this memo.
+    :param most_heads: when so many are kept all are dropped; the busy ones are soon back.
+    """
+
+    __slots__ = ("_entries", "_most_heads", "find", "limits")
+
+    def __init__(self, limits: HeadLimits = DEFAULT_LIMITS, most_heads: int = 512) -> None:
+        self.limits = limits
+        self._most_heads = most_heads
+        self._entries: dict[bytes, Entry] = {}
+        self.find = self._entries.get
+
+    def keep(self, key: bytes, entry: Entry) -> None:
+        """:param key: from :func:`cut_head`."""
+        if len(self._entries) >= self._most_heads:
+            self._entries.clear()
+        self._entries[key] = entry
+
+
+def most_bytes(limits: HeadLimits) -> int:
+    """Of a head that cannot break a limit of size, but for that of its first line."""
+    return min(MOST_BYTES, limits.header_line, limits.headers)
+
+
+def cut_head(buffer: bytes, most: int) -> tuple[bytes, int, bytes] | None:
+    """Find a whole head and cut the digits of its length out: see :class:`HeadMemo`.
+
+    :param most: from :func:`most_bytes`.
+    :return: the bytes left, where the head ends, the digits or ``b""``. ``None``: the head
+        is not whole, too large, or must be read line by line for another reason.
+    """
+    end = buffer.find(b"\r\n\r\n", 0, most) + 4
+    if end == 3:
+        return None
+    at = buffer.rfind(_LENGTH, 0, end)
+    if at < 0:
+        at = buffer.rfind(_LOWER_LENGTH, 0, end)
+        if at < 0:
+            return buffer[:end], end, b""
+    at += _AFTER_NAME
+    stop = buffer.find(b"\r\n", at)
+    digits = buffer[at:stop]
+    if not digits.isdigit() or stop - at > _MOST_DIGITS:
+        return None
+    if int(digits):
+        return buffer[:at] + buffer[stop:end], end, digits
+    return buffer[:end], end, b""
+
+
 class _Collector:
-    """What httptools calls: keeps the fields of one head."""
+    """What httptools calls. An attribute and not a method, so that it may be a method of a dict."""
 
-    __slots__ = ("fields",)
+    __slots__ = ("on_header",)
 
-    def __init__(self) -> None:
-        self.fields: Fields = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append((name.lower(), value.rstrip(b" \t")))
+    on_header: Callable[[bytes, bytes], object]
 
 
 def split_fields(lines: bytes) -> Fields:
@@ -172,10 +256,27 @@ def tokenise(head: bytes, section: int, parser: type[Any]) -> tuple[Fields, str 
     :return: the fields, and llhttp's objection or ``None``.
     """
     collector = _Collector()
+    by_name: dict[bytes, bytes] = {}
+    collector.on_header = by_name.setdefault  # half the price of a function of ours
     try:
         parser(collector).feed_data(head)
     except httptools.HttpParserUpgrade:
         pass  # raised behind the head; upgrades are ignored here
     except httptools.HttpParserError as error:
         return split_fields(head[section:-2]), str(error)
-    return collector.fields, None
+    fields = [(name.lower(), value.rstrip(b" \t")) for name, value in by_name.items()]
+    if len(fields) != head.count(b"\n", section) - 1:
+        return _with_repeated(head, parser), None
+    return fields, None
+
+
+def _with_repeated(head: bytes, parser: type[Any]) -> Fields:
+    """The fields of a head that llhttp has taken before, and that repeats a name."""
+    fields: Fields = []
+    collector = _Collector()
+    collector.on_header = lambda name, value: fields.append((name.lower(), value.rstrip(b" \t")))
+    try:
+        parser(collector).feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass
+    return fields

@@ -7,6 +7,7 @@ content, and which fault, does not depend on how the bytes were cut.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal, Protocol
 
 import httptools
@@ -22,11 +23,12 @@ from llmgw.core.http import (
     make_request_head,
     parse_request_line,
 )
-from llmgw.core.lines import FieldSection, line_end, tokenise
+from llmgw.core.lines import FieldSection, HeadMemo, cut_head, line_end, most_bytes, tokenise, whole_section
 from llmgw.core.target import Target
 
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
 _MOST_EMPTY_LINES = 4
+_known_line = lru_cache(maxsize=256)(parse_request_line)  # pure; a fault is not kept
 
 
 class RequestSink(Protocol):
@@ -40,6 +42,24 @@ class RequestSink(Protocol):
 
     def request_received(self) -> None:
         """The request is whole. ``resume`` may be called from here, too."""
+
+
+def _with_length(head: RequestHead, digits: bytes) -> RequestHead:
+    """The same head with another length; the cache stays common."""
+    headers = head.headers.copy()
+    headers[b"content-length"] = digits
+    return RequestHead(
+        head.method,
+        head.path,
+        head.query,
+        head.version,
+        headers,
+        int(digits),
+        False,
+        head.keep_alive,
+        head.expect_continue,
+        head.cache,
+    )
 
 
 def _line_too_long(message: str) -> HttpFault:
@@ -57,6 +77,7 @@ class RequestReader:
     After anything was raised out of ``feed`` or ``resume``, and after ``close``,
     the reader is dead: it ignores all bytes and calls the sink no more.
 
+    :param memo: what all readers of one listener share, to read each head once.
     :ivar state: ``"idle"`` no byte of a request has come; ``"head"``; ``"body"``;
         ``"done"`` until ``resume``.
     """
@@ -70,6 +91,8 @@ class RequestReader:
         "_empty_lines",
         "_limits",
         "_line",
+        "_memo",
+        "_most",
         "_section",
         "_section_at",
         "_seen",
@@ -77,9 +100,18 @@ class RequestReader:
         "state",
     )
 
-    def __init__(self, sink: RequestSink, limits: HeadLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        sink: RequestSink,
+        limits: HeadLimits = DEFAULT_LIMITS,
+        memo: HeadMemo[RequestHead] | None = None,
+    ) -> None:
+        if memo is not None and memo.limits != limits:
+            raise ValueError("a memo serves readers of its own limits")
         self._sink = sink
         self._limits = limits
+        self._memo = memo
+        self._most = most_bytes(limits)
         self._buffer = b""
         self._busy = False
         self._dead = False
@@ -148,6 +180,8 @@ class RequestReader:
 
     def _take_head(self) -> bool:
         """:return: whether the head is whole and has been handed on."""
+        if self._line is None and not self._seen and self._take_whole_head():
+            return True
         while self._line is None:
             if self._seen == 0 and self._buffer.startswith(b"\r\n"):
                 # RFC 9112 section 2.2: some old clients put CRLF behind a request.
@@ -175,6 +209,44 @@ class RequestReader:
         self._buffer = b"" if whole else buffer[end:]
         self._begin_body(head)
         return True
+
+    def _take_whole_head(self) -> bool:
+        """Take a head that is here in one piece and good: the usual case, which never refuses.
+
+        :return: ``False`` leaves all to the reading by line, which finds and names faults.
+        """
+        buffer = self._buffer
+        found = cut_head(buffer, self._most)
+        if found is None:
+            return False
+        key, end, digits = found
+        memo = self._memo
+        head = memo.find(key) if memo is not None else None
+        if head is not None:
+            if digits:
+                head = _with_length(head, digits)
+        else:
+            head = self._read_whole_head(buffer, end)
+            if head is None:
+                return False
+            # A Connection header may have nominated the length away.
+            if memo is not None and head.headers.get(b"content-length", b"") == digits:
+                memo.keep(key, head)
+        self._buffer = buffer[end:]
+        self._begin_body(head)
+        return True
+
+    def _read_whole_head(self, buffer: bytes, end: int) -> RequestHead | None:
+        stop = buffer.find(b"\r\n")
+        limits = self._limits
+        if stop > limits.request_line or not whole_section(buffer, stop + 2, end, limits.count):
+            return None
+        try:
+            line = _known_line(buffer[:stop])
+            fields, objection = tokenise(buffer[:end], stop + 2, httptools.HttpRequestParser)
+            return make_request_head(*line, fields) if objection is None else None
+        except HttpFault:
+            return None
 
     def _take_request_line(self) -> bool:
         buffer = self._buffer

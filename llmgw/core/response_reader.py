@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 import httptools
@@ -17,11 +19,16 @@ from llmgw.core.http import (
     make_response_head,
     parse_status_line,
 )
-from llmgw.core.lines import FieldSection, line_end, tokenise
+from llmgw.core.lines import FieldSection, HeadMemo, cut_head, line_end, most_bytes, tokenise, whole_section
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _PREFIX = b"HTTP/1."
 _MOST_INTERIM = 10
+_UNDER_WAY = -1
+_known_line = lru_cache(maxsize=256)(parse_status_line)  # pure; a fault is not kept
+
+Remembered = tuple[ResponseHead, int]
+"""A head, and where in its fields the length stands."""
 
 
 class ResponseSink(Protocol):
@@ -37,6 +44,14 @@ class ResponseSink(Protocol):
         """The response is whole."""
 
 
+def _with_length(remembered: Remembered, digits: bytes) -> ResponseHead:
+    """The same head with another length; the cache stays common."""
+    head, place = remembered
+    headers = head.headers.copy()
+    headers[place] = (b"content-length", digits)
+    return ResponseHead(head.status, head.reason, headers, int(digits), False, head.keep_alive, head.cache)
+
+
 class ResponseReader:
     """Takes a backend's bytes apart into responses.
 
@@ -44,6 +59,7 @@ class ResponseReader:
     Bytes that belong to no request make the connection unfit for another one and
     never reach the sink. After a fault, and after ``close``, the reader is dead.
 
+    :param memo: what all readers of one backend share, to read each head once.
     :ivar started: a byte of the response has come. ``False`` at ``eof`` is the sign
         of a connection that the backend closed while it was idle.
     :ivar reusable: the last response has ended by its own framing, both sides allow
@@ -59,6 +75,8 @@ class ResponseReader:
         "_head",
         "_interim",
         "_limits",
+        "_memo",
+        "_most",
         "_no_content",
         "_section",
         "_section_at",
@@ -70,14 +88,25 @@ class ResponseReader:
         "started",
     )
 
-    def __init__(self, sink: ResponseSink, limits: HeadLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        sink: ResponseSink,
+        limits: HeadLimits = DEFAULT_LIMITS,
+        memo: HeadMemo[Remembered] | None = None,
+    ) -> None:
+        if memo is not None and memo.limits != limits:
+            raise ValueError("a memo serves readers of its own limits")
         self._sink = sink
         self._limits = limits
+        self._memo = memo
+        self._most = most_bytes(limits)
         self._fresh = True
         self._dead = False
         self._chunks: ChunkedDecoder | None = None
         self._head: ResponseHead | None = None
-        self._take = self._take_excess
+        # Takes the next bytes. Tells how many of them came behind the response's end,
+        # or _UNDER_WAY; bytes of the content must not go through many hands.
+        self._take: Callable[[bytes], int] = self._take_excess
         self.reusable = False
         self.started = False
 
@@ -109,7 +138,9 @@ class ResponseReader:
         :raise HttpFault: 502 ``upstream_framing``.
         """
         try:
-            self._take(data)
+            behind = self._take(data)
+            if behind >= 0:
+                self._end(behind)
         except BaseException:
             self.close()
             raise
@@ -139,31 +170,69 @@ class ResponseReader:
         if self._chunks is not None:
             self._chunks.stop()
 
-    def _take_excess(self, data: bytes) -> None:
+    def _take_excess(self, data: bytes) -> int:
         if data:
             self.reusable = self._fresh = False
+        return _UNDER_WAY
 
-    def _take_head(self, data: bytes) -> None:
+    def _take_head(self, data: bytes) -> int:
         buffer = self._buffer = self._buffer + data if self._buffer else data
         while buffer:
             self.started = True
-            if self._section is None and not self._take_status_line(buffer):
-                return
-            assert self._section is not None
-            end = self._section.end(buffer)
-            if end < 0:
-                return
-            whole = end == len(buffer)
-            head = self._read_head(buffer if whole else buffer[:end])
-            buffer = b"" if whole else buffer[end:]
-            self._await_head()
+            head = None
+            if self._section is None and not self._seen:
+                head, end = self._take_whole_head(buffer)
+            if head is None:
+                if self._section is None and not self._take_status_line(buffer):
+                    return _UNDER_WAY
+                assert self._section is not None
+                end = self._section.end(buffer)
+                if end < 0:
+                    return _UNDER_WAY
+                head = self._read_head(buffer if end == len(buffer) else buffer[:end])
+            buffer = buffer[end:]
             if head.status >= 200:
-                self._begin_body(head, buffer)
-                return
+                return self._begin_body(head, buffer)
+            self._await_head()
             self._interim += 1
             if self._interim > _MOST_INTERIM:
                 raise bad_response(f"more than {_MOST_INTERIM} interim responses from the backend")
             self._buffer = buffer
+        return _UNDER_WAY
+
+    def _take_whole_head(self, buffer: bytes) -> tuple[ResponseHead | None, int]:
+        """Take a head that is here in one piece and good: the usual case, which never refuses.
+
+        :return: the head and where it ends. ``None`` leaves all to the reading by line,
+            which finds and names faults.
+        """
+        found = cut_head(buffer, self._most)
+        if found is None:
+            return None, 0
+        key, end, digits = found
+        memo = self._memo
+        if memo is not None:
+            remembered = memo.find(key)
+            if remembered is not None:
+                return _with_length(remembered, digits) if digits else remembered[0], end
+        head = self._read_whole_head(buffer, end)
+        if head is not None and memo is not None:
+            if not digits:
+                memo.keep(key, (head, -1))
+            elif (b"content-length", digits) in head.headers:  # else Connection has nominated it away
+                memo.keep(key, (head, head.headers.index((b"content-length", digits))))
+        return head, end
+
+    def _read_whole_head(self, buffer: bytes, end: int) -> ResponseHead | None:
+        stop = buffer.find(b"\r\n")
+        if not whole_section(buffer, stop + 2, end, self._limits.count):
+            return None
+        try:
+            line = _known_line(buffer[:stop])
+            fields, objection = tokenise(buffer[:end], stop + 2, httptools.HttpResponseParser)
+            return make_response_head(*line, fields) if objection is None else None
+        except HttpFault:
+            return None
 
     def _take_status_line(self, buffer: bytes) -> bool:
         if not buffer.startswith(_PREFIX[: len(buffer)]):
@@ -195,37 +264,31 @@ class ResponseReader:
             raise bad_response("the response head of the backend is not well formed")
         return head
 
-    def _begin_body(self, head: ResponseHead, data: bytes) -> None:
+    def _begin_body(self, head: ResponseHead, data: bytes) -> int:
         """:param data: what came behind the head in the same read."""
         sink = self._sink
         self._head = head
+        self._buffer = b""
         self._chunks = None
-        self._body_left = 0
         if self._no_content or head.status in (204, 304):
-            self._take = self._take_excess
+            take = self._take_excess
         elif head.chunked:
             self._chunks = ChunkedDecoder(sink.body_received, self._limits, bad_response)
-            self._take = self._take_chunks
+            take = self._chunks.feed
         elif head.content_length is None:
-            self._take = self._take_until_eof
+            take = self._take_until_eof
         else:
             self._body_left = head.content_length
-            self._take = self._take_counted if self._body_left else self._take_excess
+            take = self._take_counted if head.content_length else self._take_excess
+        self._take = take
         sink.head_received(head)
-        if self._take == self._take_excess:
+        if take == self._take_excess:
             # Told here and not by _take: the sink may begin the next request from
             # response_received, and must by then know of bytes it did not ask for.
-            self._end(len(data))
-        elif data:
-            self._take(data)
+            return len(data)
+        return self._take(data) if data else _UNDER_WAY
 
-    def _take_chunks(self, data: bytes) -> None:
-        assert self._chunks is not None
-        behind = self._chunks.feed(data)
-        if behind >= 0:
-            self._end(behind)
-
-    def _take_counted(self, data: bytes) -> None:
+    def _take_counted(self, data: bytes) -> int:
         left = self._body_left
         size = len(data)
         if size <= left:
@@ -233,16 +296,17 @@ class ResponseReader:
             if size:
                 self._sink.body_received(data)
             if size < left:
-                return
+                return _UNDER_WAY
         else:
             self._sink.body_received(data[:left])
-        self._end(size - left)
+        return size - left
 
-    def _take_until_eof(self, data: bytes) -> None:
+    def _take_until_eof(self, data: bytes) -> int:
         if data:
             self._sink.body_received(data)
+        return _UNDER_WAY
 
-    def _end(self, behind: int = 0) -> None:
+    def _end(self, behind: int) -> None:
         """:param behind: bytes that came behind the response."""
         if self._dead:
             return

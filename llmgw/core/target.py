@@ -10,6 +10,7 @@ backend cannot disagree about it.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv6Address
 
 from msgspec import Struct
@@ -70,8 +71,11 @@ def _refuse_traversal(path: str) -> None:
 
 def is_authority(value: bytes) -> bool:
     """Whether a ``Host`` value names a host: reg-name of unreserved characters, IPv4 or IPv6, and port."""
-    if len(value) > 255:
-        return False
+    return len(value) <= 255 and _names_host(value)
+
+
+@lru_cache(maxsize=256)
+def _names_host(value: bytes) -> bool:
     found = _AUTHORITY.fullmatch(value)
     if found is None:
         return False

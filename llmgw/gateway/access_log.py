@@ -128,7 +128,7 @@ class AccessLog:
         self.path = path
         self.dropped = 0
         self._encode = msgspec.json.Encoder().encode
-        self._lines: list[tuple[Any, ...]] = []
+        self._lines: list[AccessLine | tuple[Any, ...]] = []
         self._file: BinaryIO | None = None
         self._failing = False
         self._loop = LoopingCall(self.flush)
@@ -158,18 +158,25 @@ class AccessLog:
             self._file.close()
             self._open()
 
-    def write(self, line: tuple[Any, ...]) -> None:
-        """Add one line: what :meth:`AccessLine.of` takes. It is encoded with its batch."""
+    def write(self, line: AccessLine | tuple[Any, ...]) -> None:
+        """Add one line, or what :meth:`AccessLine.of` makes one of; it is encoded with its batch."""
         self._lines.append(line)
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
+
+    def write_fault(self, at: float, id: str, peer: str, status: int, outcome: str) -> None:
+        """Add a line about bytes that were no request."""
+        nothing = (None,) * 3
+        self.write(
+            (at, id, peer, "", "other", status, outcome, 0.0, *nothing, False, None, None, 0, *nothing, 0, None)
+        )
 
     def flush(self) -> None:
         """Write what waits. Never raises for the disk's sake."""
         if not self._lines or self._file is None:
             return
         encode = self._encode
-        lines = [encode(AccessLine.of(*line)) for line in self._lines]
+        lines = [encode(AccessLine.of(*line) if type(line) is tuple else line) for line in self._lines]
         self._lines = []
         lines.append(b"")
         try:

@@ -116,7 +116,7 @@ class Attempt:
                 reason="dropped" if ours else fault.reason,
                 refused=fault.reason == "refused",
             )
-            return Failed(error_of(fault, self.request.model))
+            return Failed(self._error(fault))
         except CancelledError:
             lease.finish(gateway.clock(), ok=True, reason="client_gone")
             raise
@@ -164,7 +164,7 @@ class Attempt:
                 account.outcome = "incomplete"
             return
         self._finish_lease(meter, ok=False, reason=fault.reason)
-        answering.break_off(error_of(fault, self.request.model), meter)
+        answering.break_off(self._error(fault), meter)
 
     async def _assemble(
         self, connection: UpstreamConnection, head: ResponseHead, meter: Meter
@@ -189,7 +189,7 @@ class Attempt:
         account.first_content_s = meter.first_content_s
         if fault is not None:
             self._finish_lease(meter, ok=False, reason=fault.reason)
-            return Failed(error_of(fault, self.request.model))
+            return Failed(self._error(fault))
         assembler.end()
         headers = [
             pair for pair in passed_headers(head) if pair[0] not in (b"content-type", b"cache-control")
@@ -233,6 +233,12 @@ class Attempt:
         error = UpstreamError(f"the backend of {name!r} answered {status}")
         error.may_retry = status in ELSEWHERE
         return Failed(error, answer)
+
+    def _error(self, fault: UpstreamFault) -> GatewayError:
+        """What the client is told of ``fault``; a malformed response is the operator's affair too."""
+        if fault.reason == "framing":
+            self.gateway.warn_of_framing(self.choice.backend.id, fault.detail)
+        return error_of(fault, self.request.model)
 
     # --- how it is asked ---
 

@@ -57,6 +57,11 @@ _id_prefix = os.urandom(6).hex()
 _id_counter = itertools.count(1)
 
 
+def new_request_id() -> str:
+    """An id that no other request of any gateway has."""
+    return f"{_id_prefix}{next(_id_counter):010x}"
+
+
 class Exchange:
     """One request at work."""
 
@@ -67,7 +72,7 @@ class Exchange:
         if given is not None and _well_formed_id(given):
             self.request_id = given.decode("ascii")
         else:
-            self.request_id = f"{_id_prefix}{next(_id_counter):010x}"
+            self.request_id = new_request_id()
         self.account = Account(gateway, incoming, self.request_id)
         self.answering = Answering(gateway, incoming, self.account)
         self._key: str | None = None

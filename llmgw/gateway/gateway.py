@@ -11,7 +11,7 @@ from twisted.logger import Logger
 
 from llmgw.errors import GatewayError
 from llmgw.gateway import answers
-from llmgw.gateway.exchange import Exchange
+from llmgw.gateway.exchange import Exchange, new_request_id
 from llmgw.values import Backend, Choice, Usage
 from llmgw.wire.later import Task
 
@@ -127,6 +127,7 @@ class Gateway:
         self.router_faults = 0
         self.limiter_degraded = 0
         self._complained_s = float("-inf")
+        self._warned_s: dict[tuple[str, str], float] = {}
         self._tasks: set[Task] = set()
         self.configure(config)
 
@@ -147,11 +148,17 @@ class Gateway:
             incoming.task = task
             self._tasks.add(task)
 
-    def fault_answer(self, fault: HttpFault) -> tuple[Headers, bytes]:
-        """Headers and body for bytes that are no request."""
+    def fault_answer(self, fault: HttpFault, peer: str) -> tuple[Headers, bytes]:
+        """Count and log bytes that are no request. :return: headers and body for them."""
         self.metrics.rejected(fault.code)
         error = GatewayError(fault.message, code=fault.code, status=fault.status)
         error.type = "invalid_request_error" if fault.status < 500 else "server_error"
+        if fault.status == 405:
+            error.headers.append(("allow", "GET, HEAD, POST, OPTIONS"))
+        request_id = new_request_id()
+        error.headers.append(("x-request-id", request_id))
+        if self.access_log is not None:
+            self.access_log.write_fault(self.wall_clock(), request_id, peer, fault.status, fault.code)
         return answers.error_headers(error), answers.error_body(error, "openai")
 
     # --- used by exchanges ---
@@ -198,6 +205,19 @@ class Gateway:
             self.limiter.settle(reservation, used)
         except Exception:
             self._complain("rate limiter", self.clock())
+
+    def warn_of_framing(self, backend_id: str, detail: str) -> None:
+        """A backend sent what is no HTTP response; each kind is told once a minute at most.
+
+        :param detail: one of the response reader's messages, which are few.
+        """
+        now_s = self.clock()
+        kind = (backend_id, detail)
+        if now_s - self._warned_s.get(kind, float("-inf")) >= 60.0:
+            self._warned_s[kind] = now_s
+            self.log.warn(
+                "backend {backend}: malformed response: {detail}", backend=backend_id, detail=detail
+            )
 
     def cancel_all(self) -> None:
         """Cancel every exchange."""

@@ -8,7 +8,7 @@ any more (buckets full, nothing under way) are forgotten.
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 from twisted.plugin import IPlugin
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from twisted.internet.interfaces import IReactorTime
 
+Charge = tuple["_Ledger", float | None, float | None]
+"""What one request took from one ledger: requests and tokens, ``None`` where there
+was no bucket. The reservation is the list of them, empty once settled."""
+
 CONCURRENT_RETRY_S = 1.0
 """Told to who is over a concurrency limit: nobody knows when a stream will end."""
 
@@ -35,34 +39,55 @@ and small so that no request pays for the whole of it."""
 class _Ledger:
     """What one subject has left under one policy."""
 
-    __slots__ = ("policy", "requests", "running", "tokens")
+    __slots__ = ("concurrent", "policy", "requests", "requests_limit", "running", "tokens", "tokens_limit")
 
     def __init__(self, policy: Policy, now_s: float) -> None:
-        self.policy = policy
         self.running = 0
-        self.requests = _bucket(None, policy.requests_per_minute, policy.burst_s, now_s)
-        self.tokens = _bucket(None, policy.tokens_per_minute, policy.burst_s, now_s)
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self._take_over(policy, now_s)
 
     def follow(self, policy: Policy, now_s: float) -> None:
         """The policy may have other figures since a reload: keep the levels in proportion."""
         if policy != self.policy:
-            self.requests = _bucket(self.requests, policy.requests_per_minute, policy.burst_s, now_s)
-            self.tokens = _bucket(self.tokens, policy.tokens_per_minute, policy.burst_s, now_s)
+            self._take_over(policy, now_s)
         self.policy = policy
+
+    def _take_over(self, policy: Policy, now_s: float) -> None:
+        self.policy = policy
+        self.requests = _bucket(self.requests, policy.requests_per_minute, policy.burst_s, now_s)
+        self.tokens = _bucket(self.tokens, policy.tokens_per_minute, policy.burst_s, now_s)
+        # As the headers and the comparison want them; where there is none, nobody looks.
+        self.requests_limit = ceil(policy.requests_per_minute or 0)
+        self.tokens_limit = ceil(policy.tokens_per_minute or 0)
+        self.concurrent = inf if policy.concurrent is None else policy.concurrent
 
     def obstacle(self, cost: Cost, now_s: float) -> tuple[float, str] | None:
         """Why ``cost`` cannot pass: seconds to wait and what ran out, the longest wait if several."""
         found = None
-        limit = self.policy.concurrent
-        if limit is not None and self.running >= limit:
+        if self.running >= self.concurrent:
             found = (CONCURRENT_RETRY_S, "concurrent")
         bucket = self.tokens
-        if bucket is not None and not bucket.can_take(cost.tokens, now_s):
-            found = max(found or (0.0, ""), (bucket.deficit_s(cost.tokens, now_s), "tokens"))
+        if bucket is not None:
+            wait_s = bucket.deficit_s(cost.tokens, now_s)
+            if wait_s > 0.0:
+                found = max(found or (0.0, ""), (wait_s, "tokens"))
         bucket = self.requests
-        if bucket is not None and not bucket.can_take(cost.requests, now_s):
-            found = max(found or (0.0, ""), (bucket.deficit_s(cost.requests, now_s), "requests"))
+        if bucket is not None:
+            wait_s = bucket.deficit_s(cost.requests, now_s)
+            if wait_s > 0.0:
+                found = max(found or (0.0, ""), (wait_s, "requests"))
         return found
+
+    def charge(self, cost: Cost, now_s: float) -> Charge:
+        """Count a request in and take what it costs."""
+        self.running += 1
+        requests, tokens = self.requests, self.tokens
+        return (
+            self,
+            None if requests is None else requests.take(cost.requests, now_s),
+            None if tokens is None else tokens.take(cost.tokens, now_s),
+        )
 
     def says_nothing(self, now_s: float) -> bool:
         """A fresh ledger would be the same."""
@@ -71,29 +96,6 @@ class _Ledger:
             and (self.requests is None or self.requests.full_in_s(now_s) <= 0.0)
             and (self.tokens is None or self.tokens.full_in_s(now_s) <= 0.0)
         )
-
-
-class _Charge:
-    """What one request took from one ledger; ``None`` where there was no bucket."""
-
-    __slots__ = ("ledger", "requests", "tokens")
-
-    def __init__(self, ledger: _Ledger, cost: Cost, now_s: float) -> None:
-        self.ledger = ledger
-        ledger.running += 1
-        bucket = ledger.requests
-        self.requests = None if bucket is None else bucket.take(cost.requests, now_s)
-        bucket = ledger.tokens
-        self.tokens = None if bucket is None else bucket.take(cost.tokens, now_s)
-
-
-class _Reservation:
-    """All charges of one request; empty once settled."""
-
-    __slots__ = ("charges",)
-
-    def __init__(self, charges: list[_Charge]) -> None:
-        self.charges: Sequence[_Charge] = charges
 
 
 @implementer(IRateLimiter)
@@ -143,47 +145,51 @@ class LocalRateLimiter:
             elif ledger.policy is not policy:
                 ledger.follow(policy, now_s)
             obstacle = ledger.obstacle(cost, now_s)
-            if obstacle is None or policy.enforce:
+            if obstacle is None:
                 chargeable.append(ledger)
+            elif policy.enforce:
+                chargeable.append(ledger)
+                if refusal is None or obstacle > refusal:
+                    refusal = obstacle
+                    refused_by = policy.name
             else:
                 shadows = [*(shadows or ()), policy.name]
-            if obstacle is not None and policy.enforce and (refusal is None or obstacle > refusal):
-                refusal = obstacle
-                refused_by = policy.name
-        reservation = None
+        charges: list[Charge] = []
         if refusal is None:
-            reservation = _Reservation([_Charge(ledger, cost, now_s) for ledger in chargeable])
+            for ledger in chargeable:
+                charges.append(ledger.charge(cost, now_s))
         # Only now: before it was charged, a ledger found above looked idle.
         for _ in range(newcomers):
             self._sweep(now_s)
-        requests, tokens = _tightest(chargeable, now_s)
+        requests, tokens = _tightest(chargeable)
         if refusal is not None:
             wait_s, unit = refusal
             return Decision(False, None, wait_s, refused_by, unit, requests, tokens)
         if shadows is not None:
             for shadow in shadows:
                 self.shadow_refused[shadow] = self.shadow_refused.get(shadow, 0) + 1
-        return Decision(True, reservation, 0.0, "", "", requests, tokens)
+        return Decision(True, charges, 0.0, "", "", requests, tokens)
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
         """Give back concurrency and correct the tokens; a second call does nothing.
 
         :param used: ``None`` returns all that was charged.
         """
-        charges = reservation.charges
+        charges: list[Charge] = reservation
         if not charges:
             return
-        reservation.charges = ()
         now_s = self._clock()
-        for charge in charges:
-            ledger = charge.ledger
+        spent = 0 if used is None else used.total
+        for ledger, requests, tokens in charges:
             ledger.running -= 1
             # A reload may have brought or taken a bucket since: only what was
             # charged is corrected.
-            if ledger.tokens is not None and charge.tokens is not None:
-                ledger.tokens.correct(charge.tokens, 0.0 if used is None else used.total, now_s)
-            if used is None and ledger.requests is not None and charge.requests is not None:
-                ledger.requests.give_back(charge.requests, now_s)
+            bucket = ledger.tokens
+            if bucket is not None and tokens is not None:
+                bucket.correct(tokens, spent, now_s)
+            if used is None and ledger.requests is not None and requests is not None:
+                ledger.requests.give_back(requests, now_s)
+        charges.clear()
 
     def _sweep(self, now_s: float) -> None:
         for _ in range(min(SWEPT_PER_NEWCOMER, len(self._ledgers) - self._remembered)):
@@ -206,32 +212,33 @@ def _bucket(old: Bucket | None, per_minute: float | None, burst_s: float, now_s:
     return old
 
 
-def _tightest(ledgers: list[_Ledger], now_s: float) -> tuple[LimitState | None, LimitState | None]:
-    """The request and the token limit with the least left, of the policies that are enforced."""
+def _tightest(ledgers: list[_Ledger]) -> tuple[LimitState | None, LimitState | None]:
+    """The request and the token limit with the least left, of the policies that are enforced.
+
+    :param ledgers: their buckets are up to date.
+    """
     requests = tokens = None
-    requests_of = tokens_of = None
+    requests_limit = tokens_limit = 0
     for ledger in ledgers:
-        if not ledger.policy.enforce:
-            continue
-        bucket = ledger.requests
-        if bucket is not None and (requests is None or bucket.level < requests.level):
-            requests, requests_of = bucket, ledger.policy.requests_per_minute
-        bucket = ledger.tokens
-        if bucket is not None and (tokens is None or bucket.level < tokens.level):
-            tokens, tokens_of = bucket, ledger.policy.tokens_per_minute
-    return _state(requests, requests_of, now_s), _state(tokens, tokens_of, now_s)
+        if ledger.policy.enforce:
+            bucket = ledger.requests
+            if bucket is not None and (requests is None or bucket.level < requests.level):
+                requests, requests_limit = bucket, ledger.requests_limit
+            bucket = ledger.tokens
+            if bucket is not None and (tokens is None or bucket.level < tokens.level):
+                tokens, tokens_limit = bucket, ledger.tokens_limit
+    return (
+        None if requests is None else _state(requests, requests_limit),
+        None if tokens is None else _state(tokens, tokens_limit),
+    )
 
 
-def _state(bucket: Bucket | None, per_minute: float | None, now_s: float) -> LimitState | None:
-    if bucket is None or per_minute is None:
-        return None
-    limit = ceil(per_minute)
-    remaining = int(bucket.level)
-    if remaining < 0:
-        remaining = 0
-    elif remaining > limit:
+def _state(bucket: Bucket, limit: int) -> LimitState:
+    level = bucket.level
+    remaining = int(level) if level > 0.0 else 0
+    if remaining > limit:
         remaining = limit
-    return LimitState(limit, remaining, bucket.full_in_s(now_s))
+    return LimitState(limit, remaining, (bucket.burst - level) / bucket.rate_per_s)
 
 
 @implementer(IPlugin, IRateLimiterFactory)

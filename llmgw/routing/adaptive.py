@@ -87,23 +87,35 @@ class Adaptive:
 
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice:
         """O(n), and a sort of the known means while some backend has none."""
-        fit: Sequence[Backend] = candidates
-        if self._next_trial_s or self._some_at_zero(candidates):
-            due = self._due_for_trial(candidates, now_s)
-            if due is not None:
-                self._turns.took(due, candidates)
-                return Choice(due, None, 0.0, f"trial after {due.profile.failure_streak} failures")
-            fit = [each for each in candidates if each.profile.failure_streak < self._streak]
-            if not fit:
-                return self._least_bad(candidates)
-        chosen, score = self._best(fit, candidates)
-        return Choice(chosen, None, score, f"score {score:.3g}, best of {len(candidates)}")
+        streak = self._streak
+        trials = self._next_trial_s
+        for each in candidates:
+            if trials or each.profile.failure_streak >= streak:
+                return self._choose_around_failed(candidates, now_s)
+        return self._best(candidates, candidates)
 
     def observe(self, event: Event) -> None:
         """Nothing to learn: what it goes by is in the profiles."""
 
-    def _best(self, fit: Sequence[Backend], candidates: Sequence[Backend]) -> tuple[Backend, float]:
-        """The highest score among ``fit``, and who of those that have it is next."""
+    def _choose_around_failed(self, candidates: Sequence[Backend], now_s: float) -> Choice:
+        """Some are at 0, or were lately."""
+        due = self._due_for_trial(candidates, now_s)
+        if due is not None:
+            self._turns.took(due, candidates)
+            return Choice(due, None, 0.0, f"trial after {due.profile.failure_streak} failures")
+        fit = [each for each in candidates if each.profile.failure_streak < self._streak]
+        if fit:
+            return self._best(fit, candidates)
+        lowest = min(each.profile.failure_streak for each in candidates)
+        least_bad = [each for each in candidates if each.profile.failure_streak == lowest]
+        chosen = self._best(least_bad, candidates).backend
+        return Choice(chosen, None, 0.0, f"all {len(candidates)} at 0, least bad after {lowest} failures")
+
+    def _best(self, fit: Sequence[Backend], candidates: Sequence[Backend]) -> Choice:
+        """By score alone, failures aside, the best of ``fit``; equals take turns.
+
+        :param fit: some of ``candidates``, not empty.
+        """
         per_second, rest, floor_s = self._per_second, self._rest, self._floor_s
         guess_s: float | None = None
         best = -inf
@@ -120,14 +132,8 @@ class Adaptive:
                 equals = [each]
             elif score == best:
                 equals.append(each)
-        return self._turns.next(equals), best
-
-    def _some_at_zero(self, candidates: Sequence[Backend]) -> bool:
-        streak = self._streak
-        for each in candidates:  # noqa: SIM110 (`any` with a generator takes three times as long)
-            if each.profile.failure_streak >= streak:
-                return True
-        return False
+        why = f"score {best:.3g}, best of {len(candidates)}"
+        return Choice(self._turns.next(equals), None, best, why)
 
     def _guess_s(self, candidates: Sequence[Backend]) -> float:
         known = sorted(each.profile.ttft_s for each in candidates if each.profile.ttft_s is not None)
@@ -150,9 +156,3 @@ class Adaptive:
             trials.clear()
         trials[backend_id] = now_s + self._trial_s
         return due_s is not None
-
-    def _least_bad(self, candidates: Sequence[Backend]) -> Choice:
-        lowest = min(each.profile.failure_streak for each in candidates)
-        least_bad = [each for each in candidates if each.profile.failure_streak == lowest]
-        chosen, _ = self._best(least_bad, candidates)
-        return Choice(chosen, None, 0.0, f"all {len(candidates)} at 0, least bad after {lowest} failures")

@@ -17,7 +17,13 @@ from llmgw.values import Backend, Choice, Event, Request
 
 
 class LeastConnections:
-    """The lowest :meth:`cost`; among equals whoever waited longest."""
+    """The fewest requests, with the one to place, over warmth; among equals whoever waited longest.
+
+    :cvar weighted: each backend's weight divides its load too.
+    """
+
+    observes = False
+    weighted = False
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -28,16 +34,15 @@ class LeastConnections:
         read_numbers(options, {})
         return cls()
 
-    def cost(self, backend: Backend) -> float:
-        """Requests there, with the one to place, over warmth."""
-        return load(backend, 1.0)
-
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice:
         """O(n)."""
         lowest = inf
         equals: list[Backend] = []
+        weighted = self.weighted
         for each in candidates:
-            cost = self.cost(each)
+            profile = each.profile
+            share = each.weight * profile.warmth if weighted else profile.warmth
+            cost = (profile.in_flight + 1) / share if share > 0.0 else inf
             if cost < lowest:
                 lowest = cost
                 equals = [each]
@@ -48,10 +53,3 @@ class LeastConnections:
 
     def observe(self, event: Event) -> None:
         """Nothing to learn: the counts are in the profiles."""
-
-
-def load(backend: Backend, weight: float) -> float:
-    """``(in_flight + 1) / (weight x warmth)``; without any weight it is infinite."""
-    profile = backend.profile
-    share = weight * profile.warmth
-    return (profile.in_flight + 1) / share if share > 0.0 else inf

@@ -10,10 +10,10 @@ which is what it is for; one gateway alone does better with least connections.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from random import Random
 from typing import Any
 
-from llmgw.routing.least_connections import load
 from llmgw.routing.options import Number, read_numbers
 from llmgw.values import Backend, Choice, Event, Request
 
@@ -25,6 +25,8 @@ class PowerOfTwo:
 
     :param seed: for repeatable runs; ``None`` takes the system's randomness.
     """
+
+    observes = False
 
     def __init__(self, seed: int | None = None) -> None:
         self._dice = Random(seed)
@@ -40,14 +42,21 @@ class PowerOfTwo:
         dice = self._dice.random
         first = int(dice() * count)
         chosen = candidates[first]
-        cost = load(chosen, chosen.weight)
+        cost = _load(chosen)
         if count > 1:
             second = (first + 1 + int(dice() * (count - 1))) % count
             other = candidates[second]
-            other_cost = load(other, other.weight)
+            other_cost = _load(other)
             if other_cost < cost:
                 chosen, cost = other, other_cost
         return Choice(chosen, None, cost, f"load {cost:.3g}, lower of two drawn from {count}")
 
     def observe(self, event: Event) -> None:
         """Nothing to learn: the counts are in the profiles."""
+
+
+def _load(backend: Backend) -> float:
+    """``(in_flight + 1) / (weight x warmth)``; without any weight it is infinite."""
+    profile = backend.profile
+    share = backend.weight * profile.warmth
+    return (profile.in_flight + 1) / share if share > 0.0 else inf

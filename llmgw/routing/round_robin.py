@@ -20,6 +20,8 @@ class RoundRobin:
     One in slow start takes only the share of its turns that its warmth says.
     """
 
+    observes = False
+
     def __init__(self) -> None:
         self._turns = Turns()
         self._credit: dict[str, float] = {}

@@ -6,13 +6,10 @@ about right: wrong ones are followed faithfully, as nothing is measured.
 
 from __future__ import annotations
 
-from llmgw.routing.least_connections import LeastConnections, load
-from llmgw.values import Backend
+from llmgw.routing.least_connections import LeastConnections
 
 
 class WeightedLeastConnections(LeastConnections):
-    """Least connections with ``(in_flight + 1) / weight`` as the cost."""
+    """Least connections with ``(in_flight + 1) / (weight x warmth)`` as the cost."""
 
-    def cost(self, backend: Backend) -> float:
-        """Requests there, with the one to place, over weight and warmth."""
-        return load(backend, backend.weight)
+    weighted = True

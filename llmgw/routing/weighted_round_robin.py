@@ -23,6 +23,8 @@ class WeightedRoundRobin:
     was away comes back with the balance it left, which is less than one round.
     """
 
+    observes = False
+
     def __init__(self) -> None:
         self._balance: dict[str, float] = {}
         self._turns = Turns()

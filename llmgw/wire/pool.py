@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IStreamClientEndpoint
 
     from llmgw.core.http import HeadLimits
+    from llmgw.wire.eager import Outbox
     from llmgw.wire.sweep import Sweep
 
 
@@ -81,6 +82,7 @@ class Pool:
         *,
         tls: bool,
         sweep: Sweep,
+        outbox: Outbox,
         head_limits: HeadLimits,
         connect_s: float,
         idle_s: float,
@@ -89,6 +91,7 @@ class Pool:
         self._make_endpoint = make_endpoint
         self._tls = tls
         self.sweep = sweep
+        self.outbox = outbox
         self.clock = sweep.clock
         self.head_limits = head_limits
         self.connect_s = connect_s

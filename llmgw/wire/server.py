@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.interfaces import IProtocolNegotiationFactory
+from twisted.internet.interfaces import IHandshakeListener, IProtocolNegotiationFactory
 from twisted.internet.protocol import Factory, Protocol
+from twisted.protocols.policies import ProtocolWrapper
+from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
 from llmgw.core.http import HttpFault
@@ -48,12 +50,18 @@ SKIP_BYTES = 65536
 """A refused body that is no longer than this is read to its end instead of closing."""
 
 
+@implementer(IHandshakeListener)
 class ClientConnection(Protocol):
-    """One client's connection. One request is at work at a time; pipelined ones wait."""
+    """One client's connection. One request is at work at a time; pipelined ones wait.
+
+    :ivar peer: the client's address without port.
+    :ivar group: whose connection count it is in; the site's.
+    """
 
     def __init__(self, site: Site, peer: str) -> None:
         self.site = site
         self.peer = peer
+        self.group = ""
         self.deadline_s = NEVER
         self.current: Incoming | None = None
         self._fresh: Incoming | None = None
@@ -71,14 +79,23 @@ class ClientConnection(Protocol):
 
     def connectionMade(self) -> None:
         transport = cast("ITCPTransport", self.transport)
-        self.write = sender(transport)
+        self.write = sender(transport, self.site.outbox)
         try:
             transport.setTcpNoDelay(True)
         except (AttributeError, OSError):
             pass  # not TCP
         self._opened_s = self.site.clock()
-        self.deadline_s = self._opened_s + self.site.timeouts.request_head_s
+        timeouts = self.site.timeouts
+        is_tls = isinstance(transport, TLSMemoryBIOProtocol)
+        self.deadline_s = self._opened_s + (timeouts.tls_handshake_s if is_tls else timeouts.request_head_s)
+        if isinstance(transport, ProtocolWrapper) and not is_tls:
+            self.dataReceived = self._first_data  # type: ignore[method-assign]
         self.site.opened(self)
+
+    def handshakeCompleted(self) -> None:
+        """TLS stands: now the head has its time."""
+        if self.current is None and not self._dead:
+            self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
 
     def dataReceived(self, data: bytes) -> None:
         if self._dead:
@@ -202,6 +219,7 @@ class ClientConnection(Protocol):
         if orderly:
             self._goodbye(unread=False)
         else:
+            self.write.flush()
             self._transport().abortConnection()
 
     # --- called by the sweep and the site ---
@@ -236,6 +254,16 @@ class ClientConnection(Protocol):
         return True
 
     # --- our own ---
+
+    def _first_data(self, data: bytes) -> None:
+        """Behind a PROXY header: the transport knows the real client only now."""
+        del self.dataReceived
+        peer = getattr(self._transport().getPeer(), "host", None)
+        if peer is not None and peer != self.peer and not self.site.told_peer(self, peer):
+            self._dead = True
+            self._transport().abortConnection()
+            return
+        self.dataReceived(data)
 
     def _state(self) -> str:
         return self._reader.state
@@ -283,8 +311,8 @@ class ClientConnection(Protocol):
                     return
             incoming.close_after = True
             return
-        self.site.refused(fault)
-        headers, body = self.site.fault_answer(fault)
+        self.site.count_refusal(fault.code)
+        headers, body = self.site.fault_answer(fault, self.peer)
         self.write(
             b"%b%bdate: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
             % (status_line(fault.status), header_lines(headers), self.site.http_date, len(body), body)
@@ -323,6 +351,7 @@ class ClientConnection(Protocol):
             down and the rest is read and thrown away for :data:`LINGER_S`.
         """
         self._dead = True
+        self.write.flush()
         transport = self._transport()
         if self._reading_paused:
             self._reading_paused = False

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from llmgw.config import Limits, Timeouts
     from llmgw.core.http import HttpFault
+    from llmgw.wire.eager import Outbox
     from llmgw.wire.incoming import Headers, Incoming
     from llmgw.wire.server import ClientConnection
     from llmgw.wire.sweep import Sweep
@@ -28,7 +29,8 @@ class Site:
     """Shared by every listener.
 
     :param serve: starts the exchange of one request; never raises.
-    :param fault_answer: turns bytes that are no request into headers and body.
+    :param fault_answer: takes a fault and a peer's address, for bytes that are no
+        request, and gives the headers and the body of the answer.
     :ivar draining: every answer closes its connection.
     :ivar held_bytes: request bodies in memory now.
     :ivar refusals: count of refused connections and requests by reason.
@@ -38,12 +40,14 @@ class Site:
         self,
         *,
         sweep: Sweep,
+        outbox: Outbox,
         limits: Limits,
         timeouts: Timeouts,
         serve: Callable[[Incoming], None],
-        fault_answer: Callable[[HttpFault], tuple[Headers, bytes]],
+        fault_answer: Callable[[HttpFault, str], tuple[Headers, bytes]],
     ) -> None:
         self.sweep = sweep
+        self.outbox = outbox
         self.clock = sweep.clock
         self.serve = serve
         self.fault_answer = fault_answer
@@ -98,7 +102,10 @@ class Site:
     def _over_cap(self, peer: str) -> str:
         if len(self.connections) >= self.limits.connections:
             return "connections"
-        group = self._group(peer)
+        return self._over_cap_of(self._group(peer))
+
+    def _over_cap_of(self, group: str) -> str:
+        """The caps that hold for one address."""
         if not group:
             return ""
         if self._per_peer.get(group, 0) >= self.limits.connections_per_ip:
@@ -116,14 +123,17 @@ class Site:
     def _group(self, peer: str) -> str:
         """Whose count a peer belongs to: itself for IPv4, its /64 for IPv6, nobody's when exempt."""
         try:
-            address = ipaddress.ip_address(peer)
+            address = ipaddress.ip_address(peer.partition("%")[0])
         except ValueError:
             return ""  # unix sockets
+        if address.version == 6 and address.ipv4_mapped is not None:
+            # An IPv4 client of a listener for both families.
+            address = address.ipv4_mapped
         if address.is_loopback or any(address in network for network in self._trusted):
             return ""
         if address.version == 6:
             return str(ipaddress.ip_network((address, 64), strict=False).network_address)
-        return peer
+        return str(address)
 
     # --- told by connections ---
 
@@ -131,25 +141,46 @@ class Site:
         """A connection begins."""
         self.connections.add(connection)
         self.sweep.add(connection)
-        group = self._group(connection.peer)
-        if group:
-            self._per_peer[group] = self._per_peer.get(group, 0) + 1
+        self._count_in(connection)
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
         self.sweep.discard(connection)
-        group = self._group(connection.peer)
+        self._count_out(connection)
+
+    def told_peer(self, connection: ClientConnection, peer: str) -> bool:
+        """The PROXY protocol names another client than the peer that speaks it.
+
+        It is believed from those who are exempt from the caps: loopback, unix
+        sockets and ``limits.trusted_networks``.
+
+        :return: whether the connection may stay.
+        """
+        if connection.group:
+            return True
+        reason = self._over_cap_of(self._group(peer))
+        if reason:
+            self.count_refusal(reason)
+            return False
+        connection.peer = peer
+        self._count_in(connection)
+        return True
+
+    def _count_in(self, connection: ClientConnection) -> None:
+        connection.group = group = self._group(connection.peer)
+        if group:
+            self._per_peer[group] = self._per_peer.get(group, 0) + 1
+
+    def _count_out(self, connection: ClientConnection) -> None:
+        # Not asked anew: a reload may have changed who is exempt.
+        group, connection.group = connection.group, ""
         if group:
             left = self._per_peer.get(group, 1) - 1
             if left > 0:
                 self._per_peer[group] = left
             else:
                 self._per_peer.pop(group, None)
-
-    def refused(self, fault: HttpFault) -> None:
-        """Bytes arrived that are no request."""
-        self.count_refusal(fault.code)
 
     def count_refusal(self, reason: str) -> None:
         """Count under ``reason``, a word from a fixed list."""

@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from llmgw.core.http import HttpFault
 from llmgw.core.response_reader import ResponseReader
-from llmgw.wire.eager import is_flushed, sender, take_over
+from llmgw.wire.eager import sender, take_over
 from llmgw.wire.later import Later
 from llmgw.wire.sweep import NEVER
 
@@ -107,7 +107,7 @@ class UpstreamConnection(TwistedProtocol):
     # --- called by Twisted ---
 
     def connectionMade(self) -> None:
-        self._send = sender(self.transport)
+        self._send = sender(self.transport, self._pool.outbox)
         take_over(self.transport, self)
         try:
             cast("ITCPTransport", self.transport).setTcpNoDelay(True)
@@ -295,7 +295,7 @@ class UpstreamConnection(TwistedProtocol):
     @property
     def reusable(self) -> bool:
         """Another request may be sent over it."""
-        return not self.lost and self._reader.reusable and is_flushed(self.transport)
+        return not self.lost and self._reader.reusable and self._send.is_flushed
 
     # --- our own ---
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from live_gateway import LiveGateway, wait_until
-
-
-@pytest.fixture
-def http(live_gateway: LiveGateway) -> Iterator[httpx.Client]:
-    """A plain client with the key that may do everything."""
-    with live_gateway.client() as client:
-        yield client
 
 
 @pytest.fixture

@@ -117,6 +117,6 @@ def test_it_waits_while_all_slots_are_busy(scenario: Scenario, while_full: Calla
 
 def test_an_aborted_stream_frees_its_place(scenario: Scenario, live_gateway: LiveGateway) -> None:
     said = scenario("abort")
-    assert said["seen"] == 3
+    assert said["seen"] >= 3  # what had been read already is still handed out
     assert said["again"]
     assert wait_until(live_gateway.is_idle, 1)

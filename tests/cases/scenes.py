@@ -1,0 +1,218 @@
+"""A gateway before scripted backends, and looks at what a request left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harness import (
+    LAST_CHUNK,
+    SSE_HEAD,
+    Answer,
+    Client,
+    Gateway,
+    Line,
+    Received,
+    Script,
+    Scripted,
+    backend_table,
+    chat_body,
+    chunk,
+    event,
+    eventually,
+    post,
+)
+
+DONE = b"data: [DONE]\n\n"
+STOP = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18,'
+    b'"prompt_tokens_details":{"cached_tokens":5}}}\n\n'
+)
+STEADY = """
+[breaker]
+fall = 100000
+consecutive = 100000
+ratio_min = 1000000
+"""
+"""Nothing that a test does to a backend takes it out."""
+
+_ids = itertools.count(1)
+
+
+def request_id() -> str:
+    """An id to find the access line by."""
+    return f"case-{next(_ids)}"
+
+
+def ask_stream(
+    path: str = "/v1/chat/completions", *, id: str = "", headers: str = "", **fields: Any
+) -> bytes:
+    """A request for a stream."""
+    named = f"x-request-id: {id}\r\n" if id else ""
+    return post(path, chat_body(**{"stream": True, **fields}), headers=named + headers)
+
+
+def ask_whole(path: str = "/v1/chat/completions", *, id: str = "", headers: str = "", **fields: Any) -> bytes:
+    """A request for one JSON object."""
+    named = f"x-request-id: {id}\r\n" if id else ""
+    return post(path, chat_body(**fields), headers=named + headers)
+
+
+def streaming(*pieces: bytes, end: bytes = LAST_CHUNK, gap_s: float = 0.0, head: bytes = SSE_HEAD) -> Script:
+    """A script: a stream of ``pieces``, a chunk each, then ``end``."""
+
+    def script(line: Line, request: Received) -> None:
+        line.send(head)
+        line.send(*[chunk(piece) for piece in pieces], gap_s=gap_s)
+        if end:
+            line.send(end)
+
+    return script
+
+
+def silent(line: Line, request: Received) -> None:
+    """A script: nothing, until the gateway closes."""
+    line.wait_closed(30.0)
+
+
+def answered(response: bytes) -> Script:
+    """A script: these bytes."""
+    return lambda line, request: line.send(response)
+
+
+class Scene:
+    """A gateway and its backends.
+
+    :ivar backends: by id.
+    """
+
+    def __init__(self, gateway: Gateway, backends: dict[str, Scripted]) -> None:
+        self.gateway = gateway
+        self.backends = backends
+
+    @property
+    def backend(self) -> Scripted:
+        """The first one."""
+        return next(iter(self.backends.values()))
+
+    def client(self, timeout_s: float = 10.0) -> Client:
+        return self.gateway.client(timeout_s)
+
+    def ask(self, request: bytes) -> Answer:
+        return self.gateway.ask(request)
+
+    def line(self, id: str) -> dict[str, Any]:
+        """The access line of a request; it is written within a second."""
+        found: dict[str, Any] = eventually(
+            lambda: next((line for line in self.gateway.access if line["id"] == id), None)
+        )
+        return found
+
+    def settled(self, within_s: float = 3.0) -> None:
+        """Nothing is in flight, soon."""
+        eventually(self.gateway.is_idle, within_s)
+
+    def member(self, id: str) -> dict[str, Any]:
+        """A backend as ``/api/state`` shows it."""
+        found: dict[str, Any] = next(each for each in self.gateway.state["backends"] if each["id"] == id)
+        return found
+
+    def count(self, name: str) -> float:
+        """The sum of a counter's series."""
+        lines = self.gateway.admin("/metrics")[1].decode().splitlines()
+        return sum(
+            float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name
+        )
+
+    def memory(self, what: str) -> float:
+        """MiB of the gateway: ``VmRSS`` now, or ``VmHWM`` at most since :meth:`forget_peak`."""
+        for line in Path(f"/proc/{self.gateway.process.pid}/status").read_text().splitlines():
+            if line.startswith(what):
+                return int(line.split()[1]) / 1024
+        raise AssertionError(what)
+
+    def forget_peak(self) -> None:
+        """Begin a new ``VmHWM``."""
+        Path(f"/proc/{self.gateway.process.pid}/clear_refs").write_text("5")
+
+
+@contextlib.contextmanager
+def scene(folder: Path, config: str = STEADY, **backends: str) -> Iterator[Scene]:
+    """A gateway before one scripted backend for each of ``backends``: id to the lines of its table.
+
+    At the end nothing may be in flight, and no error of ours in the log.
+    """
+    scripted = {id: Scripted() for id in backends}
+    text = config
+    if "[log]" not in text:
+        text += '\n[log]\naccess = "access.log"\n'
+    for id, more in backends.items():
+        text += backend_table(scripted[id], id, more)
+    gateway = Gateway(folder, text)
+    try:
+        yield Scene(gateway, scripted)
+        eventually(gateway.is_idle)
+    finally:
+        gateway.stop()
+        for backend in scripted.values():
+            backend.close()
+    for word in ("Traceback", "Unhandled"):
+        assert word not in gateway.log, gateway.log
+    faults = [error for backend in scripted.values() for error in backend.errors]
+    assert not faults, faults
+
+
+def sse_json(body: bytes) -> list[Any]:
+    """The data of every event of an LF stream, parsed; fails when one is no JSON."""
+    found = []
+    for block in body.split(b"\n\n"):
+        data = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
+        if data and data != [b"[DONE]"]:
+            found.append(json.loads(b"\n".join(data)))
+    return found
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 5.0) -> Any:
+    """As :func:`harness.eventually`, with a shorter patience."""
+    return eventually(condition, within_s)
+
+
+def elapsed_since(begun_s: float) -> float:
+    return time.monotonic() - begun_s
+
+
+__all__ = [
+    "DONE",
+    "LAST_CHUNK",
+    "SSE_HEAD",
+    "STEADY",
+    "STOP",
+    "USAGE",
+    "Answer",
+    "Client",
+    "Line",
+    "Received",
+    "Scene",
+    "Script",
+    "Scripted",
+    "answered",
+    "ask_stream",
+    "ask_whole",
+    "chunk",
+    "elapsed_since",
+    "event",
+    "eventually",
+    "post",
+    "request_id",
+    "scene",
+    "silent",
+    "sse_json",
+    "streaming",
+    "wait_for",
+]
