@@ -303,9 +303,7 @@ class Breaker:
         """The request was answered in full."""
         if ticket == self._trial:
             self._trial_passed(now_s)
-        elif ticket > self._before and (
-            self.state is CLOSED or self.current(now_s) in (CLOSED, SLOW_START)
-        ):
+        elif ticket > self._before and (self.state is CLOSED or self.current(now_s) in (CLOSED, SLOW_START)):
             self._streak = 0
             tally = self._tally
             if now_s >= tally.ends_s:

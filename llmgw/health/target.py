@@ -129,6 +129,7 @@ class _Line:
 
     def connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
         """What the agent calls as on any endpoint; it gets its own protocol back."""
+        factory.noisy = False  # type: ignore[attr-defined]  # two log lines a question
         opening = self._endpoint.connect(_WireFactory(factory))
         return opening.addCallback(self._opened)
 
