@@ -139,8 +139,11 @@ class Line:
             pass
         return time.monotonic() - begun
 
-    def read_request(self) -> Received | None:
-        """The next request; ``None`` when the gateway closed."""
+    def read_request(self, *, whole: bool = True) -> Received | None:
+        """The next request; ``None`` when the gateway closed.
+
+        :param whole: else only its head, and what of the body happened to come with it.
+        """
         while b"\r\n\r\n" not in self.buffer:
             data = self._recv()
             if not data:
@@ -151,7 +154,7 @@ class Line:
         method, target, _ = lines[0].split(" ", 2)
         headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines[1:])]
         length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
-        while len(rest) < length:
+        while whole and len(rest) < length:
             data = self._recv()
             if not data:
                 return None
@@ -192,6 +195,8 @@ class Scripted:
     :ivar probed: the probes.
     :ivar lines: connections that carried a request.
     :ivar accepted: connections that were opened, probes' included.
+    :ivar reads_bodies: else the script plays as soon as the head is here, and must
+        end the connection.
     """
 
     def __init__(
@@ -208,6 +213,7 @@ class Scripted:
         self.requests: list[Received] = []
         self.lines: list[Line] = []
         self.accepted = 0
+        self.reads_bodies = True
         self.errors: list[BaseException] = []
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port: int = self._listener.getsockname()[1]
@@ -242,7 +248,7 @@ class Scripted:
             if self.tls is not None:
                 line.sock = self.tls.wrap_socket(line.sock, server_side=True)
             while True:
-                request = line.read_request()
+                request = line.read_request(whole=self.reads_bodies)
                 if request is None:
                     break
                 if request.method == "GET" and request.target.split("?")[0] in PROBES:

@@ -136,6 +136,18 @@ class LiveGateway:
         assert len(found) == 1
         return found[0]
 
+    def send(self, body: object, path: str = "/v1/chat/completions", *, cut: int = 0) -> ssl.SSLSocket:
+        """Send a request on a connection of its own; ``cut`` bytes of its body are kept back."""
+        raw = json.dumps(body).encode()
+        plain = socket.create_connection(("127.0.0.1", self.port), 10)
+        connection = self.tls.wrap_socket(plain, server_hostname="127.0.0.1")
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self.keys['all']}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + raw[: len(raw) - cut])
+        return connection
+
     def is_idle(self) -> bool:
         """Nobody counts anything in flight."""
         state = self.state()

@@ -42,6 +42,7 @@ class _Ledger:
     __slots__ = ("concurrent", "policy", "requests", "requests_limit", "running", "tokens", "tokens_limit")
 
     def __init__(self, policy: Policy, now_s: float) -> None:
+        self.policy = policy
         self.running = 0
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
@@ -54,7 +55,6 @@ class _Ledger:
         self.policy = policy
 
     def _take_over(self, policy: Policy, now_s: float) -> None:
-        self.policy = policy
         self.requests = _bucket(self.requests, policy.requests_per_minute, policy.burst_s, now_s)
         self.tokens = _bucket(self.tokens, policy.tokens_per_minute, policy.burst_s, now_s)
         # As the headers and the comparison want them; where there is none, nobody looks.
@@ -67,14 +67,15 @@ class _Ledger:
         found = None
         if self.running >= self.concurrent:
             found = (CONCURRENT_RETRY_S, "concurrent")
-        bucket = self.tokens
-        if bucket is not None:
-            wait_s = bucket.deficit_s(cost.tokens, now_s)
+        # Mostly there is enough, and then the level alone says so.
+        bucket, amount = self.tokens, cost.tokens
+        if bucket is not None and bucket.refill(now_s) < amount:
+            wait_s = bucket.deficit_s(amount, now_s)
             if wait_s > 0.0:
                 found = max(found or (0.0, ""), (wait_s, "tokens"))
-        bucket = self.requests
-        if bucket is not None:
-            wait_s = bucket.deficit_s(cost.requests, now_s)
+        bucket, amount = self.requests, cost.requests
+        if bucket is not None and bucket.refill(now_s) < amount:
+            wait_s = bucket.deficit_s(amount, now_s)
             if wait_s > 0.0:
                 found = max(found or (0.0, ""), (wait_s, "requests"))
         return found
@@ -130,6 +131,7 @@ class LocalRateLimiter:
         :raise ValueError: a policy has a figure of 0 or less; the config refuses those.
         """
         now_s = self._clock()
+        ledgers = self._ledgers
         # Those that will be charged if nobody refuses; the headers tell of them too.
         chargeable = []
         shadows = None
@@ -138,9 +140,9 @@ class LocalRateLimiter:
         refused_by = ""
         for policy in policies:
             name = (policy.name, "" if policy.scope == "global" else subject)
-            ledger = self._ledgers.get(name)
+            ledger = ledgers.get(name)
             if ledger is None:
-                ledger = self._ledgers[name] = _Ledger(policy, now_s)
+                ledger = ledgers[name] = _Ledger(policy, now_s)
                 newcomers += 1
             elif ledger.policy is not policy:
                 ledger.follow(policy, now_s)
@@ -158,9 +160,9 @@ class LocalRateLimiter:
         if refusal is None:
             for ledger in chargeable:
                 charges.append(ledger.charge(cost, now_s))
-        # Only now: before it was charged, a ledger found above looked idle.
-        for _ in range(newcomers):
-            self._sweep(now_s)
+        if newcomers:
+            # Only now: before it was charged, a ledger found above looked idle.
+            self._sweep(now_s, newcomers)
         requests, tokens = _tightest(chargeable)
         if refusal is not None:
             wait_s, unit = refusal
@@ -191,12 +193,14 @@ class LocalRateLimiter:
                 ledger.requests.give_back(requests, now_s)
         charges.clear()
 
-    def _sweep(self, now_s: float) -> None:
-        for _ in range(min(SWEPT_PER_NEWCOMER, len(self._ledgers) - self._remembered)):
-            name, ledger = self._ledgers.popitem(last=False)
-            if not ledger.says_nothing(now_s):
-                # Dropping it would give its subject a full bucket for nothing.
-                self._ledgers[name] = ledger
+    def _sweep(self, now_s: float, newcomers: int) -> None:
+        ledgers = self._ledgers
+        for _ in range(newcomers):
+            for _ in range(min(SWEPT_PER_NEWCOMER, len(ledgers) - self._remembered)):
+                name, ledger = ledgers.popitem(last=False)
+                if not ledger.says_nothing(now_s):
+                    # Dropping it would give its subject a full bucket for nothing.
+                    ledgers[name] = ledger
 
 
 def _bucket(old: Bucket | None, per_minute: float | None, burst_s: float, now_s: float) -> Bucket | None:
@@ -235,9 +239,7 @@ def _tightest(ledgers: list[_Ledger]) -> tuple[LimitState | None, LimitState | N
 
 def _state(bucket: Bucket, limit: int) -> LimitState:
     level = bucket.level
-    remaining = int(level) if level > 0.0 else 0
-    if remaining > limit:
-        remaining = limit
+    remaining = limit if level > limit else int(level) if level > 0.0 else 0
     return LimitState(limit, remaining, (bucket.burst - level) / bucket.rate_per_s)
 
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 T = TypeVar("T")
 
@@ -130,8 +131,9 @@ class Task:
                 waiting.addBoth(self._resume)
 
     def _resume(self, result: Any) -> Any:
-        """A Deferred has fired; awaiting takes the result from it."""
-        self._step(None)
+        """A Deferred has fired. Awaiting takes a value from it; a failure it can't hand
+        over while its callbacks run, so that is thrown."""
+        self._step(result.value if isinstance(result, Failure) else None)
         return None
 
     def _end(self) -> None:

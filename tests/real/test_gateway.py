@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import ssl
 import struct
 import time
 from collections import Counter
@@ -217,20 +216,6 @@ def test_logs_hold_no_prompt_no_answer_and_no_key(live_gateway: LiveGateway) -> 
 # --- clients that leave -----------------------------------------------------------
 
 
-def _send(gateway: LiveGateway, body: dict[str, Any], path: str = CHAT, cut: int = 0) -> ssl.SSLSocket:
-    """A request on a connection of its own; ``cut`` bytes of the body are kept back."""
-    raw = json.dumps({"model": "big", **body}).encode()
-    connection = gateway.tls.wrap_socket(
-        socket.create_connection(("127.0.0.1", gateway.port), 10), server_hostname="127.0.0.1"
-    )
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {gateway.keys['all']}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + raw[: len(raw) - cut])
-    return connection
-
-
 def _freed(gateway: LiveGateway) -> None:
     """The slot of ``big`` is free in time, and so is our count of it.
 
@@ -242,7 +227,12 @@ def _freed(gateway: LiveGateway) -> None:
     assert gateway.busy_slots("big") == 0
 
 
-PREFILL = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1, "cache_prompt": False}
+PREFILL = {
+    "model": "big",
+    "messages": [{"role": "user", "content": LONG}],
+    "max_tokens": 1,
+    "cache_prompt": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +260,7 @@ def test_a_client_that_leaves_frees_its_slot(
     live_gateway: LiveGateway, path: str, body: dict[str, Any], reset: bool
 ) -> None:
     gone_before = live_gateway.metric("llmgw_client_aborts_total")
-    connection = _send(live_gateway, body, path)
+    connection = live_gateway.send({"model": "big", **body}, path)
     live_gateway.wait_busy("big")
     if reset:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -288,7 +278,7 @@ def test_a_client_that_leaves_before_the_server_reads_leaves_no_work(
     assert server.url == live_gateway.servers["big"]
     server.send(signal.SIGSTOP)
     try:
-        connection = _send(live_gateway, ENDLESS)
+        connection = live_gateway.send({"model": "big", **ENDLESS})
         assert wait_until(lambda: live_gateway.backend("big")["in_flight"] == 1, 3)
         connection.close()
         assert wait_until(live_gateway.is_idle, 1)
@@ -299,7 +289,7 @@ def test_a_client_that_leaves_before_the_server_reads_leaves_no_work(
 
 
 def test_a_client_that_leaves_within_its_request_holds_nothing(live_gateway: LiveGateway) -> None:
-    connection = _send(live_gateway, PREFILL, cut=10)
+    connection = live_gateway.send(PREFILL, cut=10)
     assert wait_until(lambda: live_gateway.state()["held_bytes"] > 0, 3)
     connection.close()
     assert wait_until(live_gateway.is_idle, 1), live_gateway.state()

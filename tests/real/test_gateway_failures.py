@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -99,6 +101,29 @@ def test_a_call_without_stream_is_made_again_elsewhere(pair: Pair) -> None:
     line = gateway.access_line(answer.headers["x-request-id"])
     assert (line["attempts"], line["outcome"]) == (2, "done")
     assert gateway.metric("llmgw_retries_total") == 1
+
+
+def test_a_client_that_leaves_while_its_server_is_being_connected_leaves_nothing(tmp_path: Path) -> None:
+    with socket.socket() as deaf, ExitStack() as others:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(2):  # what is over the backlog gets no answer, not even a refusal
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(deaf.getsockname())
+        gateway = LiveGateway(tmp_path, {"narrow": f"http://127.0.0.1:{deaf.getsockname()[1]}"})
+        try:
+            gateway.wait_ready()
+            connection = gateway.send(SHORT, TEXT)
+            assert wait_until(lambda: gateway.backend("narrow")["in_flight"] == 1, 3)
+            connection.close()
+            assert wait_until(gateway.is_idle, 1), gateway.state()
+            assert wait_until(lambda: bool(gateway.access_lines()), 3)
+            (line,) = gateway.access_lines()
+            assert (line["outcome"], line["attempts"]) == ("client_gone", 1)
+        finally:
+            gateway.stop()
+        gateway.check_logs()
 
 
 def test_with_no_server_left_clients_are_told_when_to_come_back(pair: Pair) -> None:
