@@ -8,7 +8,7 @@ any more (buckets full, nothing under way) are forgotten.
 from __future__ import annotations
 
 from collections import OrderedDict
-from math import ceil, inf
+from math import ceil, floor, inf
 from typing import TYPE_CHECKING, Any
 
 from twisted.plugin import IPlugin
@@ -239,7 +239,7 @@ def _tightest(ledgers: list[_Ledger]) -> tuple[LimitState | None, LimitState | N
 
 def _state(bucket: Bucket, limit: int) -> LimitState:
     level = bucket.level
-    remaining = limit if level > limit else int(level) if level > 0.0 else 0
+    remaining = limit if level > limit else floor(level) if level > 0.0 else 0
     return LimitState(limit, remaining, (bucket.burst - level) / bucket.rate_per_s)
 
 

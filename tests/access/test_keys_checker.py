@@ -12,6 +12,7 @@ from twisted.cred.strcred import ICheckerFactory
 from twisted.plugin import IPlugin
 from zope.interface.verify import verifyObject
 
+from llmgw.access import keys
 from llmgw.access.credentials import ApiKey, IApiKey, ICallers, digest, new_key
 from llmgw.access.keys import KeysChecker, KeysCheckerFactory
 from llmgw.errors import ConfigError
@@ -160,7 +161,33 @@ def test_peppered_keys_and_older_ones_work_side_by_side(tmp_path: Path) -> None:
         house.who(ADA)
 
 
+def test_a_key_seen_before_is_not_hashed_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert house.who(ADA) == b"ada22222"
+    monkeypatch.setattr(keys, "digest", None)
+    assert house.who(ADA) == b"ada22222"
+
+
+def test_a_wrong_key_is_hashed_every_time_and_never_remembered(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+    monkeypatch.setattr(keys, "digest", lambda secret, pepper=None: hashed.append(secret) or digest(secret))
+    for secret in ["sk-wrong-123", "x" * 30, ADA[:-1]] * 3:
+        with pytest.raises(UnauthorizedLogin):
+            house.who(secret)
+    assert len(hashed) == 9
+    assert not house.checker._seen
+
+
+def test_memory_of_seen_keys_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "MOST_SEEN", 2)
+    for secret in (ADA, BOB, IMPORTED, ADA, BOB):
+        house.who(secret)
+        assert len(house.checker._seen) <= 2
+
+
 def test_nothing_shows_a_secret(house: House) -> None:
+    house.who(ADA)
     with pytest.raises(UnauthorizedLogin) as caught:
         house.who("sk-wrong-123-and-more")
     assert "sk-wrong" not in repr(caught.value)

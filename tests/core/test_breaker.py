@@ -6,6 +6,8 @@ import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmgw.core.breaker import TRANSITIONS, Breaker, BreakerRules, State, Tally, Turn, ramp
 
@@ -390,6 +392,39 @@ def test_one_left_alone_while_open_is_asked_again() -> None:
 def test_senseless_rules_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         BreakerRules(**{field: value})  # type: ignore[arg-type]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 25), st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=80)
+)
+def test_the_tally_is_the_sum_over_nine_tenths_to_all_of_its_window(
+    events: list[tuple[float, int, int, bool]],
+) -> None:
+    tally, now_s, kept = Tally(10.0), 0.0, []
+    for pause_s, total, marked, directly in events:
+        now_s += pause_s
+        if directly:  # as hot paths do it
+            if now_s >= tally.ends_s:
+                tally.roll(now_s)
+            tally.total += total
+            tally.marked += marked
+        else:
+            tally.add(now_s, total, marked)
+        kept.append((int(now_s // 1.0), total, marked))
+        kept = [each for each in kept if each[0] > kept[-1][0] - 10]
+        assert tally.total == sum(each[1] for each in kept)
+        assert tally.marked == sum(each[2] for each in kept)
+
+
+def test_a_cleared_tally_counts_on_within_its_step() -> None:
+    tally = Tally(10.0)
+    tally.add(0.1, 5, 5)
+    tally.clear()
+    tally.add(0.2, 1, 0)
+    tally.roll(5.0)
+    assert (tally.total, tally.marked) == (1, 0)
+    tally.roll(10.0)
+    assert (tally.total, tally.marked) == (0, 0)
 
 
 def test_the_tally_moves_in_steps() -> None:

@@ -46,6 +46,17 @@ def test_without_usage_nothing_is_made_up() -> None:
     assert seen[-1] == Finished("r", "b0", 1.0, False, "connect", 1.0)
 
 
+def test_where_nobody_wants_events_all_goes_on_without_them() -> None:
+    subject = fleet(1)
+    assert subject.observe is None
+    report(subject, "b0", ALIVE, 1.0)
+    with subject.lease("b0", request(), 1.0) as lease:
+        lease.first_token(1.5)
+        lease.finish(3.0, True, "done", usage=Usage(10, 0, 5), token_rate=2.0)
+    view = subject.members["b0"].view
+    assert (view.in_flight, view.ttft_s, view.token_rate) == (0, 0.5, 2.0)
+
+
 def test_reports_are_told() -> None:
     seen: list[Event] = []
     subject = fleet(1)

@@ -49,6 +49,7 @@ def test_without_policies_everybody_passes() -> None:
         (Policy("p", requests_per_minute=0.5, burst_s=1), ONE, 1, "requests", 120.0),
         # Larger than the bucket: once, then in debt.
         (Policy("p", tokens_per_minute=60, burst_s=10), Cost(tokens=15), 1, "tokens", 5.0),
+        (Policy("p", requests_per_minute=60, burst_s=10), Cost(requests=15), 1, "requests", 5.0),
     ],
 )
 def test_each_dimension_refuses_with_the_exact_wait(

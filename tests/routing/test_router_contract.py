@@ -49,6 +49,11 @@ def test_names_are_those_of_the_manual() -> None:
     ]
 
 
+@pytest.mark.parametrize("factory", FACTORIES, ids=lambda each: each.name)
+def test_none_of_them_wants_events(factory: Any) -> None:
+    assert factory.build({}).observes is False
+
+
 def test_routers_do_not_load_twisted() -> None:
     names = ("adaptive", "round_robin", "weighted_round_robin", "weighted_least_connections", "power_of_two")
     code = "".join(f"import llmgw.routing.{name}\n" for name in names)
