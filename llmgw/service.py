@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llmgw.config import Config
-    from llmgw.values import Event
 
 NEEDS_RESTART = (
     "listen",
@@ -116,7 +115,7 @@ class GatewayService(Service):
             reactor=reactor,
             dice=self._dice,
         )
-        self.fleet.observe = self._observe
+        self._let_router_observe()
         self.site = Site(
             sweep=self.sweep,
             outbox=outbox,
@@ -289,6 +288,7 @@ class GatewayService(Service):
         gateway = self.gateway
         gateway.configure(config)
         gateway.router = router
+        self._let_router_observe()
         gateway.callers = callers
         gateway.body_limits = body_limits(config)
         self.site.configure(config.limits, config.timeouts)
@@ -302,9 +302,10 @@ class GatewayService(Service):
 
     # --- our own ------------------------------------------------------------------
 
-    def _observe(self, event: Event) -> None:
-        """Tell the router; its faults are its own."""
-        self.gateway.tell_router(event)
+    def _let_router_observe(self) -> None:
+        """Events are made only for a router that learns from them."""
+        observes = getattr(self.gateway.router, "observes", True)
+        self.fleet.observe = self.gateway.tell_router if observes else None
 
     def _measure_lag(self) -> None:
         now_s = self.clock()

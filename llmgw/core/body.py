@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from llmgw.core.json_rules import BodyLimits, check_shape, find_members, read_members
+from llmgw.core.json_rules import BodyLimits, check_shape, few_openers, find_members, read_members
 from llmgw.errors import InvalidRequest
 
 __all__ = [
@@ -73,11 +73,16 @@ class Ask(msgspec.Struct, frozen=True):
 
 _DEFAULTS = BodyLimits()
 _CHOICES = ("n", "n_cmpl")
+_WISHES = frozenset((*OUTPUT_LIMITS, *SESSIONS, *_CHOICES, "stream", "stream_options", "return_tokens"))
+"""All that is read beside the model and the lengths of lists."""
 _SESSION_CHARS = 256
-_INTEGER = re.compile(rb"-?\d+")
 _NUMBER = re.compile(rb"[-\d]")
-_OPEN_BRACE, _OPEN_BRACKET, _DOUBLE_QUOTE = b'{["'
+_OPEN_BRACE, _OPEN_BRACKET = b"{["
+_NULL, _TRUE = msgspec.Raw(b"null"), msgspec.Raw(b"true")
+_USAGE_WANTED = (msgspec.Raw(b'{"include_usage": true}'), msgspec.Raw(b'{"include_usage":true}'))
+"""What nearly all ``stream_options`` look like."""
 _decode_string = msgspec.json.Decoder(str).decode
+_decode_integer = msgspec.json.Decoder(int | None).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -95,28 +100,36 @@ def read_json(
         raise InvalidRequest("the body is empty; it must be a JSON object with 'model'", param="model")
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body begins with a byte order mark; JSON has none")
-    shape = check_shape(body, limits, exempt=exempt)
+    opened = few_openers(body, limits)
+    prompt_bytes = len(body)
+    if opened is None:
+        shape = check_shape(body, limits, exempt=exempt)
+        opened = shape.opened
+        prompt_bytes -= shape.opaque_bytes
     if not body.isascii():
         _check_utf8(body)
     found = read_members(body, limits.members)
 
     model = _model(found.get("model"), limits.model_chars, require_model)
-    _check_arrays(found, limits, shape.opened)
+    _check_arrays(found, limits, body, opened)
+    if _WISHES.isdisjoint(found):
+        return Ask(model, prompt_bytes=prompt_bytes)
     output = _output_limits(found)
     key, most = output[0] if output else (None, -1)
-    options = _object(found.get("stream_options"))
+    options = found.get("stream_options")
+    has_options = options is not None and memoryview(options)[0] == _OPEN_BRACE
     return Ask(
         model,
-        _is_true(found.get("stream")),
+        found.get("stream") == _TRUE,
         most if most >= 0 else None,
         key,
         output,
-        options is not None and _is_true(read_members(options).get("include_usage")),
-        options is not None,
+        has_options and _wants_usage(options),
+        has_options,
         _choices(found, limits.n),
-        len(body) - shape.opaque_bytes,
+        prompt_bytes,
         _session(found),
-        _is_true(found.get("return_tokens")),
+        found.get("return_tokens") == _TRUE,
     )
 
 
@@ -145,7 +158,7 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _model(raw: msgspec.Raw | None, most: int, required: bool) -> str:
-    if raw is None or _is_null(raw):
+    if raw is None or raw == _NULL:
         if required:
             raise InvalidRequest("'model' is missing", param="model")
         return ""
@@ -158,7 +171,7 @@ def _model(raw: msgspec.Raw | None, most: int, required: bool) -> str:
     return model
 
 
-def _check_arrays(found: Mapping[str, msgspec.Raw], limits: BodyLimits, opened: int) -> None:
+def _check_arrays(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: bytes, opened: int) -> None:
     for name, most in (
         ("messages", limits.messages),
         ("tools", limits.tools),
@@ -166,7 +179,12 @@ def _check_arrays(found: Mapping[str, msgspec.Raw], limits: BodyLimits, opened: 
         ("stop_sequences", limits.stop),
     ):
         raw = found.get(name)
-        if raw is not None and _is_longer(raw, most, opened):
+        if (
+            raw is not None
+            and _is_longer(raw, most, opened)
+            # So far ``opened`` may have been an upper bound.
+            and _is_longer(raw, most, check_shape(body, limits, exempt=True).opened)
+        ):
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
 
 
@@ -176,8 +194,10 @@ def _is_longer(raw: msgspec.Raw, most: int, opened: int) -> bool:
     An array that begins with an object is taken to hold objects, of which the
     whole body has ``opened`` at most; that spares most prompts a second look.
     """
+    if len(raw) <= 2 * most:
+        return False
     text = memoryview(raw)
-    if text[0] != _OPEN_BRACKET or len(text) <= 2 * most or (text[1] == _OPEN_BRACE and opened <= most):
+    if text[0] != _OPEN_BRACKET or (text[1] == _OPEN_BRACE and opened <= most):
         return False
     return len(_elements(text)) > most
 
@@ -204,14 +224,17 @@ def _output_limits(found: Mapping[str, msgspec.Raw]) -> tuple[tuple[str, int], .
 
 def _integer(raw: msgspec.Raw, name: str) -> int | None:
     """A whole number, or nothing for null. ``8.0`` and ``1e3`` are whole: a backend may read them so."""
-    text = bytes(raw)
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if text == b"null":
-        return None
+    try:
+        return _decode_integer(raw)
+    except msgspec.ValidationError:
+        text = bytes(raw)
     if _NUMBER.match(text) and (value := float(text)).is_integer():
         return int(value)
     raise InvalidRequest(f"{name!r} must be an integer", param=name)
+
+
+def _wants_usage(options: msgspec.Raw) -> bool:
+    return options in _USAGE_WANTED or read_members(bytes(options)).get("include_usage") == _TRUE
 
 
 def _session(found: Mapping[str, msgspec.Raw]) -> str | None:
@@ -225,19 +248,10 @@ def _session(found: Mapping[str, msgspec.Raw]) -> str | None:
 
 
 def _string(raw: msgspec.Raw) -> str | None:
-    return _decode_string(raw) if memoryview(raw)[0] == _DOUBLE_QUOTE else None
-
-
-def _object(raw: msgspec.Raw | None) -> bytes | None:
-    return bytes(raw) if raw is not None and memoryview(raw)[0] == _OPEN_BRACE else None
-
-
-def _is_null(raw: msgspec.Raw) -> bool:
-    return len(raw) == 4 and bytes(raw) == b"null"
-
-
-def _is_true(raw: msgspec.Raw | None) -> bool:
-    return raw is not None and len(raw) == 4 and bytes(raw) == b"true"
+    try:
+        return _decode_string(raw)
+    except msgspec.ValidationError:
+        return None
 
 
 # --- changes ------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Bucket:
         :param amount: what should have been charged.
         """
         level = self.level if now_s == self.at_s else self.refill(now_s)
-        level += charged - amount
+        level = level + charged - amount
         burst = self.burst
         if level > burst:
             level = burst

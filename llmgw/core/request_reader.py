@@ -23,7 +23,17 @@ from llmgw.core.http import (
     make_request_head,
     parse_request_line,
 )
-from llmgw.core.lines import FieldSection, HeadMemo, cut_head, line_end, most_bytes, tokenise, whole_section
+from llmgw.core.lines import (
+    NO_CUT,
+    Cut,
+    FieldSection,
+    HeadMemo,
+    cut_head,
+    line_end,
+    most_bytes,
+    tokenise,
+    whole_section,
+)
 from llmgw.core.target import Target
 
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
@@ -44,7 +54,7 @@ class RequestSink(Protocol):
         """The request is whole. ``resume`` may be called from here, too."""
 
 
-def _with_length(head: RequestHead, digits: bytes) -> RequestHead:
+def _with_length(head: RequestHead, digits: bytes, length: int) -> RequestHead:
     """The same head with another length; the cache stays common."""
     headers = head.headers.copy()
     headers[b"content-length"] = digits
@@ -54,7 +64,7 @@ def _with_length(head: RequestHead, digits: bytes) -> RequestHead:
         head.query,
         head.version,
         headers,
-        int(digits),
+        length,
         False,
         head.keep_alive,
         head.expect_continue,
@@ -87,6 +97,7 @@ class RequestReader:
         "_buffer",
         "_busy",
         "_chunks",
+        "_cut",
         "_dead",
         "_empty_lines",
         "_limits",
@@ -112,6 +123,7 @@ class RequestReader:
         self._limits = limits
         self._memo = memo
         self._most = most_bytes(limits)
+        self._cut: Cut = NO_CUT
         self._buffer = b""
         self._busy = False
         self._dead = False
@@ -216,22 +228,23 @@ class RequestReader:
         :return: ``False`` leaves all to the reading by line, which finds and names faults.
         """
         buffer = self._buffer
-        found = cut_head(buffer, self._most)
+        found = cut_head(buffer, self._most, self._cut)
         if found is None:
             return False
-        key, end, digits = found
+        cut, end, digits, length = found
+        self._cut = cut
         memo = self._memo
-        head = memo.find(key) if memo is not None else None
+        head = memo.find(cut) if memo is not None else None
         if head is not None:
             if digits:
-                head = _with_length(head, digits)
+                head = _with_length(head, digits, length)
         else:
             head = self._read_whole_head(buffer, end)
             if head is None:
                 return False
             # A Connection header may have nominated the length away.
             if memo is not None and head.headers.get(b"content-length", b"") == digits:
-                memo.keep(key, head)
+                memo.keep(cut, head)
         self._buffer = buffer[end:]
         self._begin_body(head)
         return True

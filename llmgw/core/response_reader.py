@@ -19,7 +19,17 @@ from llmgw.core.http import (
     make_response_head,
     parse_status_line,
 )
-from llmgw.core.lines import FieldSection, HeadMemo, cut_head, line_end, most_bytes, tokenise, whole_section
+from llmgw.core.lines import (
+    NO_CUT,
+    Cut,
+    FieldSection,
+    HeadMemo,
+    cut_head,
+    line_end,
+    most_bytes,
+    tokenise,
+    whole_section,
+)
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _PREFIX = b"HTTP/1."
@@ -44,14 +54,6 @@ class ResponseSink(Protocol):
         """The response is whole."""
 
 
-def _with_length(remembered: Remembered, digits: bytes) -> ResponseHead:
-    """The same head with another length; the cache stays common."""
-    head, place = remembered
-    headers = head.headers.copy()
-    headers[place] = (b"content-length", digits)
-    return ResponseHead(head.status, head.reason, headers, int(digits), False, head.keep_alive, head.cache)
-
-
 class ResponseReader:
     """Takes a backend's bytes apart into responses.
 
@@ -70,6 +72,7 @@ class ResponseReader:
         "_body_left",
         "_buffer",
         "_chunks",
+        "_cut",
         "_dead",
         "_fresh",
         "_head",
@@ -100,6 +103,7 @@ class ResponseReader:
         self._limits = limits
         self._memo = memo
         self._most = most_bytes(limits)
+        self._cut: Cut = NO_CUT
         self._fresh = True
         self._dead = False
         self._chunks: ChunkedDecoder | None = None
@@ -176,52 +180,73 @@ class ResponseReader:
         return _UNDER_WAY
 
     def _take_head(self, data: bytes) -> int:
-        buffer = self._buffer = self._buffer + data if self._buffer else data
+        buffer = self._buffer + data if self._buffer else data
         while buffer:
             self.started = True
-            head = None
+            found = None
             if self._section is None and not self._seen:
-                head, end = self._take_whole_head(buffer)
-            if head is None:
-                if self._section is None and not self._take_status_line(buffer):
+                found = self._take_whole_head(buffer)
+            if found is None:
+                found = self._take_lines(buffer)
+                if found is None:
+                    self._buffer = buffer
                     return _UNDER_WAY
-                assert self._section is not None
-                end = self._section.end(buffer)
-                if end < 0:
-                    return _UNDER_WAY
-                head = self._read_head(buffer if end == len(buffer) else buffer[:end])
+            head, end = found
             buffer = buffer[end:]
             if head.status >= 200:
+                self._buffer = b""
                 return self._begin_body(head, buffer)
             self._await_head()
             self._interim += 1
             if self._interim > _MOST_INTERIM:
                 raise bad_response(f"more than {_MOST_INTERIM} interim responses from the backend")
-            self._buffer = buffer
         return _UNDER_WAY
 
-    def _take_whole_head(self, buffer: bytes) -> tuple[ResponseHead | None, int]:
+    def _take_lines(self, buffer: bytes) -> tuple[ResponseHead, int] | None:
+        """:return: the head and where it ends, ``None`` when more bytes are needed."""
+        section = self._section
+        if section is None:
+            section = self._take_status_line(buffer)
+            if section is None:
+                return None
+        end = section.end(buffer)
+        if end < 0:
+            return None
+        return self._read_head(buffer[:end]), end
+
+    def _take_whole_head(self, buffer: bytes) -> tuple[ResponseHead, int] | None:
         """Take a head that is here in one piece and good: the usual case, which never refuses.
 
         :return: the head and where it ends. ``None`` leaves all to the reading by line,
             which finds and names faults.
         """
-        found = cut_head(buffer, self._most)
+        found = cut_head(buffer, self._most, self._cut)
         if found is None:
-            return None, 0
-        key, end, digits = found
+            return None
+        cut, end, digits, length = found
+        self._cut = cut
         memo = self._memo
         if memo is not None:
-            remembered = memo.find(key)
+            remembered = memo.find(cut)
             if remembered is not None:
-                return _with_length(remembered, digits) if digits else remembered[0], end
-        head = self._read_whole_head(buffer, end)
-        if head is not None and memo is not None:
-            if not digits:
-                memo.keep(key, (head, -1))
-            elif (b"content-length", digits) in head.headers:  # else Connection has nominated it away
-                memo.keep(key, (head, head.headers.index((b"content-length", digits))))
-        return head, end
+                head, place = remembered
+                if length:
+                    headers = head.headers.copy()
+                    headers[place] = (b"content-length", digits)
+                    head = ResponseHead(
+                        head.status, head.reason, headers, length, False, head.keep_alive, head.cache
+                    )
+                return head, end
+        fresh = self._read_whole_head(buffer, end)
+        if fresh is None:
+            return None
+        if memo is not None:
+            field = (b"content-length", digits)
+            if not length:
+                memo.keep(cut, (fresh, -1))
+            elif field in fresh.headers:  # else Connection has nominated it away
+                memo.keep(cut, (fresh, fresh.headers.index(field)))
+        return fresh, end
 
     def _read_whole_head(self, buffer: bytes, end: int) -> ResponseHead | None:
         stop = buffer.find(b"\r\n")
@@ -234,7 +259,7 @@ class ResponseReader:
         except HttpFault:
             return None
 
-    def _take_status_line(self, buffer: bytes) -> bool:
+    def _take_status_line(self, buffer: bytes) -> FieldSection | None:
         if not buffer.startswith(_PREFIX[: len(buffer)]):
             raise bad_response("the backend does not speak HTTP/1")
         total = self._limits.headers
@@ -243,19 +268,13 @@ class ResponseReader:
         )
         if not whole:
             self._seen = stop
-            return False
+            return None
         self._status = parse_status_line(buffer[:stop])
-        self._section_at = stop + 2
+        self._section_at = start = stop + 2
         self._section = FieldSection(
-            stop + 2,
-            total,
-            total,
-            self._limits.count,
-            bad_response,
-            bad_response,
-            "response header",
+            start, total, total, self._limits.count, bad_response, bad_response, "response header"
         )
-        return True
+        return self._section
 
     def _read_head(self, head_bytes: bytes) -> ResponseHead:
         fields, objection = tokenise(head_bytes, self._section_at, httptools.HttpResponseParser)
@@ -268,24 +287,27 @@ class ResponseReader:
         """:param data: what came behind the head in the same read."""
         sink = self._sink
         self._head = head
-        self._buffer = b""
         self._chunks = None
+        # Here and not by _take, when nothing is to come: the sink may begin the next request
+        # from response_received, and must by then know of bytes it did not ask for.
+        empty = False
         if self._no_content or head.status in (204, 304):
-            take = self._take_excess
+            empty = True
         elif head.chunked:
             self._chunks = ChunkedDecoder(sink.body_received, self._limits, bad_response)
-            take = self._chunks.feed
+            self._take = self._chunks.feed
         elif head.content_length is None:
-            take = self._take_until_eof
-        else:
+            self._take = self._take_until_eof
+        elif head.content_length:
             self._body_left = head.content_length
-            take = self._take_counted if head.content_length else self._take_excess
-        self._take = take
-        sink.head_received(head)
-        if take == self._take_excess:
-            # Told here and not by _take: the sink may begin the next request from
-            # response_received, and must by then know of bytes it did not ask for.
+            self._take = self._take_counted
+        else:
+            empty = True
+        if empty:
+            self._take = self._take_excess
+            sink.head_received(head)
             return len(data)
+        sink.head_received(head)
         return self._take(data) if data else _UNDER_WAY
 
     def _take_counted(self, data: bytes) -> int:

@@ -168,7 +168,24 @@ class AccessLog:
         """Add a line about bytes that were no request."""
         nothing = (None,) * 3
         self.write(
-            (at, id, peer, "", "other", status, outcome, 0.0, *nothing, False, None, None, 0, *nothing, 0, None)
+            (
+                at,
+                id,
+                peer,
+                "",
+                "other",
+                status,
+                outcome,
+                0.0,
+                *nothing,
+                False,
+                None,
+                None,
+                0,
+                *nothing,
+                0,
+                None,
+            )
         )
 
     def flush(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from llmgw.errors import GatewayError, UpstreamError
 from llmgw.gateway import answers
-from llmgw.gateway.backend_http import passed_lines
+from llmgw.gateway.backend_http import passed_lines, without_limits
 from llmgw.gateway.routes import ANTHROPIC, OPENAI
 from llmgw.wire.incoming import header_lines
 
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
     from llmgw.wire.incoming import Headers, Incoming
 
 _ALLOWED_HEADERS = b"authorization, content-type, x-api-key"
+_EXPOSED_HEADERS = b", ".join(
+    [
+        b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-llmgw-backend, x-llmgw-decision",
+        *(
+            b"x-ratelimit-%b-requests, x-ratelimit-%b-tokens" % (name, name)
+            for name in (b"limit", b"remaining", b"reset")
+        ),
+    ]
+)
+_unprintable = re.compile(rb"[^\x20-\x7e]")
+"""In a router's reason it could end the header line and begin another."""
 
 
 class Answering:
@@ -44,11 +56,13 @@ class Answering:
     def begin(self, status: int, head: ResponseHead, length: int | None, *, streamed: bool) -> None:
         """Start passing on a backend's response."""
         self._streamed = streamed
-        lines = passed_lines(head, streamed=streamed)
+        lines = passed_lines(head, streamed=streamed, limits=self.decision is None)
         self.incoming.start(status, lines + self._our_lines(), 0 if status in (204, 304) else length)
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer; it leaves when the exchange ends."""
+        if self.decision is not None:
+            headers = without_limits(headers)
         self.incoming.start(status, header_lines(headers) + self._our_lines(), len(body))
         if body:
             self.incoming.hold(body)
@@ -96,7 +110,7 @@ class Answering:
                 lines += b"x-llmgw-backend: %b\r\n" % account.backend.encode("ascii", "replace")
             if caller.show_decision:
                 why = f"{account.backend}; {account.why or ''}"
-                lines += b"x-llmgw-decision: %b\r\n" % why.encode("ascii", "replace")
+                lines += b"x-llmgw-decision: %b\r\n" % _unprintable.sub(b"?", why.encode("ascii", "replace"))
         return lines
 
     def _cors(self, origins: frozenset[str]) -> Headers:
@@ -116,7 +130,7 @@ class Answering:
                 (b"access-control-max-age", b"600"),
             ]
         else:
-            headers.append((b"access-control-expose-headers", b"x-request-id, retry-after, retry-after-ms"))
+            headers.append((b"access-control-expose-headers", _EXPOSED_HEADERS))
         return headers
 
 

@@ -80,7 +80,9 @@ class Outbound:
         """A whole request, written anew from an allow-list, never copied."""
         target = self.base + path
         if query:
-            query = _CREDENTIAL_PARAMETERS.sub("", query).rstrip("&")
+            query, taken = _CREDENTIAL_PARAMETERS.subn("", query)
+            if taken:
+                query = query.removesuffix("&")
             if query:
                 target = f"{target}?{query}"
         passed = [(name, headers[name]) for name in PASSED_ON if name in headers]
@@ -173,13 +175,21 @@ def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def passed_lines(head: ResponseHead, *, streamed: bool) -> bytes:
+def without_limits(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """``headers`` without the limits that a backend sets to us: the caller has its own."""
+    return [header for header in headers if not header[0].startswith(b"x-ratelimit-")]
+
+
+def passed_lines(head: ResponseHead, *, streamed: bool, limits: bool = True) -> bytes:
     """:func:`passed_headers` as header lines.
 
     :param streamed: the body is an event stream; nginx in front would collect it
         unless told not to.
+    :param limits: the backend's rate limits may pass.
     """
     headers = passed_headers(head)
+    if not limits:
+        headers = without_limits(headers)
     if streamed:
         headers.append((b"x-accel-buffering", b"no"))
         if not any(name == b"cache-control" for name, _ in headers):

@@ -158,6 +158,9 @@ def _translate(failure: Any) -> Any:
     fault = failure.value
     if isinstance(fault, CancelledError | UpstreamFault):
         return failure
+    if isinstance(fault, error.ConnectingCancelledError):
+        # An endpoint's own word for it. It's the client that has left, not the backend that failed.
+        raise CancelledError
     detail = failure.getErrorMessage()
     if isinstance(fault, error.ConnectionRefusedError | error.NoRouteError):
         raise UpstreamFault("refused", detail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,6 +87,20 @@ def answered(response: bytes) -> Script:
     return lambda line, request: line.send(response)
 
 
+@contextlib.contextmanager
+def nobody_accepts() -> Iterator[str]:
+    """A URL where a connection neither comes about nor is refused: the queue of its listener is full."""
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        yield f"http://127.0.0.1:{address[1]}"
+
+
 class Scene:
     """A gateway and its backends.
 
@@ -130,6 +145,15 @@ class Scene:
             float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name
         )
 
+    def play(self, script: Script) -> None:
+        """One script for all of them."""
+        for backend in self.backends.values():
+            backend.play(script)
+
+    def asked(self) -> dict[str, int]:
+        """How many requests each backend got, those without left out."""
+        return {id: len(each.requests) for id, each in self.backends.items() if each.requests}
+
     def memory(self, what: str) -> float:
         """MiB of the gateway: ``VmRSS`` now, or ``VmHWM`` at most since :meth:`forget_peak`."""
         for line in Path(f"/proc/{self.gateway.process.pid}/status").read_text().splitlines():
@@ -143,10 +167,12 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(folder: Path, config: str = STEADY, **backends: str) -> Iterator[Scene]:
+def scene(folder: Path, config: str = STEADY, *, tables: str = "", **backends: str) -> Iterator[Scene]:
     """A gateway before one scripted backend for each of ``backends``: id to the lines of its table.
 
     At the end nothing may be in flight, and no error of ours in the log.
+
+    :param tables: more of the configuration, such as a backend that is none.
     """
     scripted = {id: Scripted() for id in backends}
     text = config
@@ -154,6 +180,7 @@ def scene(folder: Path, config: str = STEADY, **backends: str) -> Iterator[Scene
         text += '\n[log]\naccess = "access.log"\n'
     for id, more in backends.items():
         text += backend_table(scripted[id], id, more)
+    text += tables
     gateway = Gateway(folder, text)
     try:
         yield Scene(gateway, scripted)
@@ -208,6 +235,7 @@ __all__ = [
     "elapsed_since",
     "event",
     "eventually",
+    "nobody_accepts",
     "post",
     "request_id",
     "scene",

@@ -286,7 +286,7 @@ def test_s_xff_1_the_proxy_protocol_names_the_client(gateway: Gateway) -> None:
     assert answer.status == 200
     assert access_line(gateway, answer)["peer"] == "192.0.2.77"
     with Client(gateway.proxy_port) as client:  # type: ignore[attr-defined]
-        client.send(b"PROXY UNKNOWN\r\n" + post(headers=bearer(ALICE)))
+        client.send(b"PROXY UNKNOWN 1 2 3 4\r\n" + post(headers=bearer(ALICE)))
         assert access_line(gateway, client.read_answer())["peer"] == "127.0.0.1"
 
 
@@ -329,7 +329,7 @@ def test_s_key_3_no_key_in_logs_or_bodies(gateway: Gateway) -> None:
         answer = ask_anew(gateway, post(headers=headers))
         assert answer.status == 401
         told += answer.body + str(answer.headers).encode()
-        access_line(gateway, answer)
+    access_line(gateway, answer)
     told += gateway.admin("/api/state")[1] + gateway.admin("/metrics")[1]
     everything = told.decode() + gateway.log + Path(gateway.folder, "access.log").read_text()
     for secret in (wrong, basic, ALICE, BOB, OWN):
@@ -528,7 +528,8 @@ def test_the_flood_limit_is_for_wrong_keys_of_one_address(gateway: Gateway, back
 
 PREFLIGHT = (
     b"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: gw.example\r\nOrigin: %b\r\n"
-    b"Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization, x-stainless-os\r\n\r\n"
+    b"Access-Control-Request-Method: POST\r\n"
+    b"Access-Control-Request-Headers: authorization, x-stainless-os\r\n\r\n"
 )
 
 
@@ -627,7 +628,8 @@ def test_backend_and_decision_are_told_to_those_who_may_know(gateway: Gateway) -
 def test_s_ws_1_a_websocket_is_refused_clearly(gateway: Gateway, backend: Scripted) -> None:
     upgrade = (
         f"GET /v1/realtime HTTP/1.1\r\nHost: gw.example\r\n{bearer(ALICE)}Connection: keep-alive, Upgrade\r\n"
-        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     ).encode()
     begun = time.monotonic()
     answer = gateway.ask(upgrade, "GET")

@@ -23,6 +23,8 @@ def test_an_unknown_model_is_not_found() -> None:
     assert isinstance(error, ModelNotFound)
     assert "gpt-9" in str(error)
     assert not fleet().serves("gpt-9")
+    assert not fleet().knows("gpt-9")
+    assert fleet().knows("m")
 
 
 def test_an_empty_fleet_does_not_judge_names() -> None:
