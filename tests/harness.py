@@ -154,11 +154,14 @@ class Line:
         method, target, _ = lines[0].split(" ", 2)
         headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines[1:])]
         length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
-        while whole and len(rest) < length:
+        parts, size = [rest], len(rest)
+        while whole and size < length:
             data = self._recv()
             if not data:
                 return None
-            rest += data
+            parts.append(data)
+            size += len(data)
+        rest = b"".join(parts)
         self.buffer = rest[length:]
         return Received(method, target, headers, rest[:length], head)
 

@@ -30,6 +30,9 @@ HOLD_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
+_RequestSeries = tuple[Count, Histogram, Histogram, Histogram, Count, Count, Count]
+
+
 class Metrics:
     """All of it.
 
@@ -51,9 +54,7 @@ class Metrics:
         self._gauges = gauges
         self._knows = knows
         self._families: list[Family[Any]] = []
-        self._series: dict[
-            tuple[str, str | None, str | None, int], tuple[Count, Histogram, Histogram, Histogram]
-        ] = {}
+        self._series: dict[tuple[str, str | None, str | None, int], _RequestSeries] = {}
         count, histogram = self._counter, self._histogram
         self._requests = count(
             "llmgw_requests_total",
@@ -104,8 +105,9 @@ class Metrics:
         duration_s: float,
         ttft_s: float | None,
         overhead_s: float | None,
+        used: Usage | None,
     ) -> None:
-        """A request is over."""
+        """A request is over; of its tokens, cached ones are prompt tokens too."""
         series = self._series.get((route, model, backend, status))
         if series is None:
             series = self._find_series(route, model, backend, status)
@@ -115,10 +117,12 @@ class Metrics:
             series[2].observe(ttft_s)
         if overhead_s is not None:
             series[3].observe(overhead_s)
+        if used is not None:
+            series[4].value += used.prompt_tokens
+            series[5].value += used.cached_tokens
+            series[6].value += used.output_tokens
 
-    def _find_series(
-        self, route: str, model: str | None, backend: str | None, status: int
-    ) -> tuple[Count, Histogram, Histogram, Histogram]:
+    def _find_series(self, route: str, model: str | None, backend: str | None, status: int) -> _RequestSeries:
         """What a request is counted in; kept, unless its model is nobody's."""
         name, place = self._name(model), backend or ""
         series = (
@@ -126,21 +130,13 @@ class Metrics:
             self._durations.child((route,)),
             self._ttft.child((name, place)),
             self._overhead.child(()),
+            self._tokens.child((name, "prompt")),
+            self._tokens.child((name, "cached")),
+            self._tokens.child((name, "output")),
         )
         if name == model and len(self._series) < MOST_SERIES:
             self._series[route, model, backend, status] = series
         return series
-
-    def tokens(self, model: str | None, used: Usage) -> None:
-        """Tokens of a request; cached ones are prompt tokens too."""
-        name = self._name(model)
-        child = self._tokens.child
-        if used.prompt_tokens:
-            child((name, "prompt")).value += used.prompt_tokens
-        if used.cached_tokens:
-            child((name, "cached")).value += used.cached_tokens
-        if used.output_tokens:
-            child((name, "output")).value += used.output_tokens
 
     def gaps(self, model: str | None, backend: str) -> Histogram:
         """The histogram of a stream's gaps, looked up once per stream."""

@@ -21,8 +21,10 @@ _PLAIN_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;%b*+)?" % TEXT)
 _CR, _LF = 13, 10
 _CHUNK_END = b"\r\n"
-# A look-up takes half the time of the match: the sizes of nearly all chunks of token streams.
-_USUAL_SIZES = {b"%x" % size: size for size in range(1, 1024)}
+# Token streams bring one whole chunk per read. How long the read is tells how its size line
+# must read, so that two comparisons do for a match; by length of the read.
+_ALONE = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 2048)}
+_ALONE_DIGITS = 3
 
 
 def _ignore(data: bytes) -> None:
@@ -40,6 +42,7 @@ class ChunkedDecoder:
     """
 
     __slots__ = (
+        "_alone",
         "_at_size",
         "_chunk_line",
         "_deliver",
@@ -49,7 +52,6 @@ class ChunkedDecoder:
         "_refuse",
         "_remaining",
         "_trailers",
-        "_usual_line",
     )
 
     def __init__(self, deliver: Callable[[bytes], None], limits: HeadLimits, refuse: Refuse) -> None:
@@ -57,7 +59,7 @@ class ChunkedDecoder:
         self._limits = limits
         self._refuse = refuse
         self._chunk_line = limits.chunk_line
-        self._usual_line = min(limits.chunk_line, 3) + 2
+        self._alone = _ALONE if limits.chunk_line >= _ALONE_DIGITS else {}
         self._extensions_left = limits.chunk_extensions
         self._at_size = True
         self._remaining = 0
@@ -78,6 +80,11 @@ class ChunkedDecoder:
         if self._held:
             data = self._held + data
             self._held = b""
+        elif self._at_size and self._trailers is None:
+            size_line = self._alone.get(len(data))
+            if size_line is not None and data.startswith(size_line) and data.endswith(_CHUNK_END):
+                self._deliver(data[len(size_line) : -2])
+                return -1
         position = 0
         size_of_data = len(data)
         if not self._at_size:
@@ -85,18 +92,15 @@ class ChunkedDecoder:
             if position < 0:
                 return -1
         while self._trailers is None:
-            start = data.find(_CHUNK_END, position, position + self._usual_line) + 2
-            size = _USUAL_SIZES.get(data[position : start - 2], 0) if start > 1 else 0
-            if not size:
-                found = _PLAIN_SIZE_LINE.match(data, position)
-                if found is None or found.end(1) - position > self._chunk_line:
-                    size, start = self._read_size_line(data, position)
-                    if start < 0:
-                        self._held = data[position:]
-                        return -1
-                else:
-                    size = int(found[1], 16)
-                    start = found.end()
+            found = _PLAIN_SIZE_LINE.match(data, position)
+            if found is None or found.end(1) - position > self._chunk_line:
+                size, start = self._read_size_line(data, position)
+                if start < 0:
+                    self._held = data[position:]
+                    return -1
+            else:
+                size = int(found[1], 16)
+                start = found.end()
             if size:
                 position = start + size
                 if data.startswith(_CHUNK_END, position):

@@ -23,6 +23,7 @@ _CR, _LF = 13, 10
 _LENGTH = b"\r\nContent-Length: "
 _LOWER_LENGTH = b"\r\ncontent-length: "
 _MOST_DIGITS = 15
+_SEEN_ONCE = 8  # as many numbers for each head that may be kept
 
 MOST_BYTES = 2048
 """No larger head is read in one piece or remembered."""
@@ -177,22 +178,30 @@ class HeadMemo(Generic[Entry]):
     Heads hold credentials, which thus stay in memory for longer than their
     connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`. What shares a
     memo shares :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`, too: give
-    each listener, each backend, its own.
+    each listener, each backend, its own. A head is kept when it comes a second time,
+    so those that no other is like (with an identifier, say) leave no more than a number.
 
     :param limits: those of all readers that share this memo.
     :param most_heads: when so many are kept all are dropped; the busy ones are soon back.
     """
 
-    __slots__ = ("_entries", "_most_heads", "find", "limits")
+    __slots__ = ("_entries", "_most_heads", "_once", "find", "limits")
 
     def __init__(self, limits: HeadLimits = DEFAULT_LIMITS, most_heads: int = 512) -> None:
         self.limits = limits
         self._most_heads = most_heads
+        self._once: set[int] = set()
         self._entries: dict[Cut, Entry] = {}
         self.find = self._entries.get
 
     def keep(self, cut: Cut, entry: Entry) -> None:
-        """Remember what reading a head gave."""
+        """Remember what reading a head gave, if the head is not new."""
+        sign = hash(cut)
+        if sign not in self._once:
+            if len(self._once) >= self._most_heads * _SEEN_ONCE:
+                self._once.clear()
+            self._once.add(sign)
+            return
         if len(self._entries) >= self._most_heads:
             self._entries.clear()
         self._entries[cut] = entry
@@ -216,8 +225,8 @@ def cut_head(buffer: bytes, most: int, last: Cut) -> tuple[Cut, int, bytes, int]
         at = len(before)
         if not after:
             return last, at, b"", 0
-        stop = buffer.find(b"\r\n", at, at + _MOST_DIGITS + 2)
-        if buffer.startswith(after, stop):
+        stop = buffer.find(after, at, at + _MOST_DIGITS + len(after))
+        if stop > 0:
             digits = buffer[at:stop]
             end = stop + len(after)
             if digits.isdigit() and end <= most:

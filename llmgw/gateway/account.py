@@ -104,10 +104,8 @@ class Account:
         ttft_s = None if first_s is None else first_s - arrived_s
         overhead_s = None if self.sent_s is None or self.read_s is None else self.sent_s - self.read_s
         gateway.metrics.request(
-            self.route, self.target, self.backend, status, now_s - arrived_s, ttft_s, overhead_s
+            self.route, self.target, self.backend, status, now_s - arrived_s, ttft_s, overhead_s, used
         )
-        if used is not None:
-            gateway.metrics.tokens(self.target, used)
         if self.outcome == "client_gone":
             gateway.metrics.client_abort()
         log = gateway.access_log

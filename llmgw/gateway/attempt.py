@@ -96,8 +96,7 @@ class Attempt:
         strip = self._asks_usage()
         payload = self.upstream.outbound.request(
             self.outgoing.route.upstream,
-            self.incoming.head.query,
-            self.incoming.head.headers,
+            self.incoming.head,
             self.outgoing.content_type,
             account.request_id,
             self.outgoing.body_for(assembled=assembled, usage=strip, slot=self.choice.slot),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from llmgw.wire.upstream import UpstreamFault
 
 if TYPE_CHECKING:
     from llmgw.config import BackendConfig
-    from llmgw.core.http import ResponseHead
+    from llmgw.core.http import RequestHead, ResponseHead
     from llmgw.wire.pool import Pool
     from llmgw.wire.upstream import UpstreamConnection
 
@@ -37,6 +38,8 @@ _CREDENTIAL_PARAMETERS = re.compile(
 
 _REQUEST = b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
 _AGENT = b"llmgw/" + __version__.encode("ascii")
+
+_numbers = itertools.count()
 
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -67,36 +70,41 @@ class Outbound:
         if config.api_key is not None:
             fixed.append((b"authorization", b"Bearer " + config.api_key.reveal().encode("utf-8")))
         self._fixed = header_lines(fixed)
+        self._place = f"outbound {next(_numbers)}"
 
     def request(
-        self,
-        path: str,
-        query: str,
-        headers: dict[bytes, bytes],
-        content_type: bytes,
-        request_id: str,
-        body: bytes,
+        self, path: str, head: RequestHead, content_type: bytes, request_id: str, body: bytes
     ) -> bytes:
-        """A whole request, written anew from an allow-list, never copied."""
-        target = self.base + path
+        """A whole request, written anew from an allow-list, never copied.
+
+        :param path: the backend's path.
+        :param head: the client's, for its query and the few headers that pass.
+        """
+        begin: bytes | None = head.cache.get(self._place)
+        if begin is None:
+            begin = head.cache[self._place] = self._begin(path, head, content_type)
+        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+            begin,
+            request_id.encode("ascii"),
+            len(body),
+            body,
+        )
+
+    def _begin(self, path: str, head: RequestHead, content_type: bytes) -> bytes:
+        """Everything up to what differs between requests of the same head."""
+        target, query = self.base + path, head.query
         if query:
             query, taken = _CREDENTIAL_PARAMETERS.subn("", query)
             if taken:
                 query = query.removesuffix("&")
             if query:
                 target = f"{target}?{query}"
-        passed = [(name, headers[name]) for name in PASSED_ON if name in headers]
-        return (
-            b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
-            % (
-                target.encode("latin-1"),
-                self._fixed,
-                header_lines(passed),
-                content_type,
-                request_id.encode("ascii"),
-                len(body),
-                body,
-            )
+        passed = [(name, head.headers[name]) for name in PASSED_ON if name in head.headers]
+        return b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\n" % (
+            target.encode("latin-1"),
+            self._fixed,
+            header_lines(passed),
+            content_type,
         )
 
 
@@ -187,14 +195,18 @@ def passed_lines(head: ResponseHead, *, streamed: bool, limits: bool = True) -> 
         unless told not to.
     :param limits: the backend's rate limits may pass.
     """
-    headers = passed_headers(head)
-    if not limits:
-        headers = without_limits(headers)
-    if streamed:
-        headers.append((b"x-accel-buffering", b"no"))
-        if not any(name == b"cache-control" for name, _ in headers):
-            headers.append((b"cache-control", b"no-cache"))
-    return header_lines(headers)
+    place = f"passed {streamed} {limits}"
+    lines: bytes | None = head.cache.get(place)
+    if lines is None:
+        headers = passed_headers(head)
+        if not limits:
+            headers = without_limits(headers)
+        if streamed:
+            headers.append((b"x-accel-buffering", b"no"))
+            if not any(name == b"cache-control" for name, _ in headers):
+                headers.append((b"cache-control", b"no-cache"))
+        lines = head.cache[place] = header_lines(headers)
+    return lines
 
 
 def is_loading(body: bytes) -> bool:

@@ -52,11 +52,9 @@ class IMetrics(Protocol):
         duration_s: float,
         ttft_s: float | None,
         overhead_s: float | None,
+        used: Usage | None,
     ) -> None:
         """A request is over."""
-
-    def tokens(self, model: str | None, used: Usage) -> None:
-        """Tokens of a request."""
 
     def gaps(self, model: str | None, backend: str) -> Gap:
         """The histogram of a stream's gaps, looked up once per stream."""

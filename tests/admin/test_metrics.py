@@ -51,6 +51,7 @@ def request(metrics: Metrics, **fields: Any) -> None:
             "duration_s": 2.0,
             "ttft_s": 0.2,
             "overhead_s": 0.0004,
+            "used": None,
             **fields,
         }
     )
@@ -88,7 +89,7 @@ def test_every_sample_has_the_labels_of_the_contract() -> None:
     )
     request(metrics)
     metrics.gaps("m", "b0").observe(0.02)
-    metrics.tokens("m", Usage(prompt_tokens=10, cached_tokens=4, output_tokens=5))
+    request(metrics, model="m", used=Usage(prompt_tokens=10, cached_tokens=4, output_tokens=5))
     metrics.rejected("overloaded")
     metrics.retried("upstream_error")
     found = scrape(metrics)
@@ -113,8 +114,8 @@ def test_a_request_is_counted_once_and_timed() -> None:
 
 def test_tokens_aborts_refusals_retries_holds_and_lag_are_counted() -> None:
     metrics = empty()
-    metrics.tokens("m", Usage(prompt_tokens=10, output_tokens=5))
-    metrics.tokens("m", Usage(prompt_tokens=1, cached_tokens=1))
+    request(metrics, model="m", used=Usage(prompt_tokens=10, output_tokens=5))
+    request(metrics, model="m", used=Usage(prompt_tokens=1, cached_tokens=1))
     metrics.client_abort()
     metrics.rejected("overloaded")
     metrics.rejected("overloaded")
@@ -145,12 +146,12 @@ def test_a_stream_keeps_its_histogram() -> None:
 def test_names_nobody_knows_are_other() -> None:
     metrics = Metrics(list, dict, knows={"m"}.__contains__)
     for index in range(100):
-        request(metrics, model=f"made-up-{index}")
-        metrics.tokens(f"made-up-{index}", Usage(prompt_tokens=1))
+        request(metrics, model=f"made-up-{index}", used=Usage(prompt_tokens=1))
         metrics.gaps(f"made-up-{index}", "b0")
     request(metrics)
     assert values(metrics, "llmgw_requests", "model") == {("other",): 100, ("m",): 1}
-    assert values(metrics, "llmgw_tokens", "model", "kind") == {("other", "prompt"): 100}
+    assert values(metrics, "llmgw_tokens", "model", "kind")["other", "prompt"] == 100
+    assert {model for model, _ in values(metrics, "llmgw_tokens", "model", "kind")} == {"other", "m"}
 
 
 def test_hostile_names_make_no_second_line() -> None:

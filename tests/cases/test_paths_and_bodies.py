@@ -6,7 +6,8 @@ import contextlib
 import gzip
 import json
 import os
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,51 +279,45 @@ def test_s_mod_3_doubled_keys_are_refused(gateway: Gateway, received: list[Recei
     assert received == []
 
 
+PINGER = """
+import select, socket, sys, time
+sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+worst = 0.0
+print("on", flush=True)
+while not select.select([sys.stdin], [], [], 0.001)[0]:
+    begun = time.monotonic()
+    sock.sendall(b"GET /health HTTP/1.1\\r\\nHost: a\\r\\n\\r\\n")
+    sock.recv(65536)
+    worst = max(worst, time.monotonic() - begun)
+print(worst)
+"""
+
+
+def worst_delay(gateway: Gateway, request: bytes) -> float:
+    """The longest that others wait while ``request`` is served, as a process of its own sees it."""
+    pinger = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", PINGER, str(gateway.port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert pinger.stdout is not None
+    pinger.stdout.readline()
+    assert gateway.ask(request).status == 200
+    return float(pinger.communicate("")[0])
+
+
 def test_s_mod_4_a_model_behind_20_mb_does_not_hold_up_others(
-    gateway: Gateway, backend: Scripted, received: list[Received]
+    gateway: Gateway, received: list[Received]
 ) -> None:
-    """Another stream's events, every 5 ms, keep coming: the best of some tries counts,
-    since the machine may be busy with something else."""
-    stop = threading.Event()
-
-    def ticking(line: Line, request: Received) -> None:
-        if b'"stream": true' not in request.body:
-            line.send(json_response(COMPLETION))
-            return
-        line.send(SSE_HEAD)
-        while not stop.wait(0.005):
-            line.send(chunk(event("tick")))
-        line.send(LAST_CHUNK)
-
-    backend.play(ticking)
+    """The best of some tries counts: the machine may be busy with something else."""
     image = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:;base64,'
-    big = image + b"QUJD" * 5_000_000 + b'"}}]}],"model":"m"}'
-    gateway.admin("/api/backends/b1/drain", "POST")
-    try:
-        with gateway.client() as client:
-            client.send(post(body=chat_body(stream=True)))
-            client.read_head()
-            worst: list[float] = []
-            for _ in range(4):
-                done = threading.Event()
-
-                def upload(done: threading.Event = done) -> None:
-                    assert gateway.ask(post(body=big)).status == 200
-                    done.set()
-
-                thread = threading.Thread(target=upload)
-                thread.start()
-                gap, last = 0.0, time.monotonic()
-                while not done.is_set():
-                    client.sock.recv(65536)
-                    now = time.monotonic()
-                    gap, last = max(gap, now - last), now
-                thread.join()
-                worst.append(gap)
-            stop.set()
-    finally:
-        gateway.admin("/api/backends/b1/undrain", "POST")
-    assert min(worst) < 0.05, worst
+    request = post(body=image + b"QUJD" * 5_000_000 + b'"}}]}],"model":"m"}')
+    delays = [worst_delay(gateway, request)]
+    while min(delays) >= 0.05 and len(delays) < 8:
+        delays.append(worst_delay(gateway, request))
+    assert min(delays) < 0.05, delays
+    assert received[-1].body == request.partition(b"\r\n\r\n")[2]
 
 
 @pytest.mark.parametrize("name", NAMES)
