@@ -197,6 +197,7 @@ class Scripted:
     :ivar requests: what arrived, probes left out.
     :ivar probed: the probes.
     :ivar lines: connections that carried a request.
+    :ivar open_lines: those of them that are open, from before :meth:`play` too.
     :ivar accepted: connections that were opened, probes' included.
     :ivar reads_bodies: else the script plays as soon as the head is here, and must
         end the connection.
@@ -215,6 +216,7 @@ class Scripted:
         self.probed: list[Received] = []
         self.requests: list[Received] = []
         self.lines: list[Line] = []
+        self.open_lines: set[Line] = set()
         self.accepted = 0
         self.reads_bodies = True
         self.errors: list[BaseException] = []
@@ -262,6 +264,7 @@ class Scripted:
                 self.requests.append(request)
                 if line not in self.lines:
                     self.lines.append(line)
+                self.open_lines.add(line)
                 self.script(line, request)
                 if line.sock.fileno() < 0:
                     break
@@ -270,6 +273,7 @@ class Scripted:
         except BaseException as error:
             self.errors.append(error)
         finally:
+            self.open_lines.discard(line)
             with contextlib.suppress(OSError):
                 line.sock.close()
 

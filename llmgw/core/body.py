@@ -15,7 +15,9 @@ are left for the backend to judge, and its response's type decides.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -73,16 +75,21 @@ class Ask(msgspec.Struct, frozen=True):
 
 _DEFAULTS = BodyLimits()
 _CHOICES = ("n", "n_cmpl")
-_WISHES = frozenset((*OUTPUT_LIMITS, *SESSIONS, *_CHOICES, "stream", "stream_options", "return_tokens"))
-"""All that is read beside the model and the lengths of lists."""
+_LISTS = frozenset(("tools", "stop", "stop_sequences"))
+_COMMON = frozenset((*OUTPUT_LIMITS, "stream", "stream_options"))
+_RARE = frozenset((*SESSIONS, *_CHOICES, "return_tokens"))
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
 _OPEN_BRACE, _OPEN_BRACKET = b"{["
+_MESSAGES = b'"messages":'
+_AROUND_BYTES = 512
+"""Bytes around the messages that are worth remembering."""
 _NULL, _TRUE = msgspec.Raw(b"null"), msgspec.Raw(b"true")
 _USAGE_WANTED = (msgspec.Raw(b'{"include_usage": true}'), msgspec.Raw(b'{"include_usage":true}'))
 """What nearly all ``stream_options`` look like."""
 _decode_string = msgspec.json.Decoder(str).decode
 _decode_integer = msgspec.json.Decoder(int | None).decode
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -102,35 +109,99 @@ def read_json(
         raise InvalidRequest("the body begins with a byte order mark; JSON has none")
     opened = few_openers(body, limits)
     prompt_bytes = len(body)
+    few = opened is not None
     if opened is None:
         shape = check_shape(body, limits, exempt=exempt)
         opened = shape.opened
         prompt_bytes -= shape.opaque_bytes
     if not body.isascii():
         _check_utf8(body)
-    found = read_members(body, limits.members)
+    if few:
+        ask = _read_around(body, limits, opened, require_model)
+        if ask is not None:
+            return ask
+    return _read(body, limits, opened, prompt_bytes, require_model)
 
+
+def _read(body: bytes, limits: BodyLimits, opened: int, prompt_bytes: int, require_model: bool) -> Ask:
+    """Read a body whose shape and text are known to be good.
+
+    :param opened: how many objects and arrays it has, or an upper bound.
+    """
+    found = read_members(body, limits.members)
+    # Most bodies have few of the keys that are read: one look clears a group of them.
     model = _model(found.get("model"), limits.model_chars, require_model)
-    _check_arrays(found, limits, body, opened)
-    if _WISHES.isdisjoint(found):
-        return Ask(model, prompt_bytes=prompt_bytes)
-    output = _output_limits(found)
+    messages = found.get("messages")
+    if (messages is not None and len(messages) > 2 * limits.messages) or not _LISTS.isdisjoint(found):
+        _check_lists(found, limits, body, opened)
+    common, rare = not _COMMON.isdisjoint(found), not _RARE.isdisjoint(found)
+    output = _output_limits(found) if common else ()
     key, most = output[0] if output else (None, -1)
-    options = found.get("stream_options")
-    has_options = options is not None and memoryview(options)[0] == _OPEN_BRACE
+    options = found.get("stream_options") if common else None
+    if options is not None and memoryview(options)[0] != _OPEN_BRACE:
+        options = None
     return Ask(
         model,
-        found.get("stream") == _TRUE,
+        common and found.get("stream") == _TRUE,
         most if most >= 0 else None,
         key,
         output,
-        has_options and _wants_usage(options),
-        has_options,
-        _choices(found, limits.n),
+        options is not None and _wants_usage(options),
+        options is not None,
+        _choices(found, limits.n) if rare else 1,
         prompt_bytes,
-        _session(found),
-        found.get("return_tokens") == _TRUE,
+        _session(found) if rare else None,
+        rare and found.get("return_tokens") == _TRUE,
     )
+
+
+def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bool) -> Ask | None:
+    """Read a body as what stands around its messages, which a client sends again and again.
+
+    Where ``A[]B`` is JSON with that array as a value, and ``M`` is a JSON array,
+    ``AMB`` is JSON with the same members; and of the messages nothing but their
+    number counts.
+
+    :return: ``None`` says nothing: read the whole.
+    """
+    key = body.find(_MESSAGES, 0, _AROUND_BYTES)
+    if key < 0:
+        return None
+    # Right behind the colon or one byte later: if that byte is no space, it will not pass for JSON below.
+    start = body.find(b"[", key + len(_MESSAGES), key + len(_MESSAGES) + 2)
+    end = body.rfind(b"}]") + 2
+    if not 0 < start < end or len(body) - end + start > _AROUND_BYTES:
+        return None
+    messages = body[start:end]
+    try:
+        _check_json(messages)
+        ask = _read_known(b"%b[]%b" % (body[:start], body[end:]), limits, require_model)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if ask is None or _is_longer(messages, limits.messages, opened):
+        return None
+    return Ask(
+        ask.model,
+        ask.stream,
+        ask.max_tokens,
+        ask.max_tokens_key,
+        ask.output_limits,
+        ask.include_usage,
+        ask.has_stream_options,
+        ask.n,
+        len(body),
+        ask.session,
+        ask.return_tokens,
+    )
+
+
+@lru_cache(maxsize=256)
+def _read_known(around: bytes, limits: BodyLimits, require_model: bool) -> Ask | None:
+    try:
+        # Lists in it must be short enough whatever else the body holds.
+        return _read(around, limits, sys.maxsize, 0, require_model)
+    except InvalidRequest:
+        return None  # the whole body will tell why
 
 
 def estimate_tokens(ask: Ask) -> int:
@@ -171,7 +242,7 @@ def _model(raw: msgspec.Raw | None, most: int, required: bool) -> str:
     return model
 
 
-def _check_arrays(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: bytes, opened: int) -> None:
+def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: bytes, opened: int) -> None:
     for name, most in (
         ("messages", limits.messages),
         ("tools", limits.tools),
@@ -188,7 +259,7 @@ def _check_arrays(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: by
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
 
 
-def _is_longer(raw: msgspec.Raw, most: int, opened: int) -> bool:
+def _is_longer(raw: msgspec.Raw | bytes, most: int, opened: int) -> bool:
     """Whether ``raw`` is an array of more than ``most`` elements.
 
     An array that begins with an object is taken to hold objects, of which the

@@ -18,6 +18,8 @@ from llmgw.core.lines import FieldSection
 
 # int(x, 16) alone would take "0x5", "+5" and "5_0".
 _PLAIN_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
+_PLAIN_DIGITS = 15
+_NEVER = re.compile(rb"(?!)")
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;%b*+)?" % TEXT)
 _CR, _LF = 13, 10
 _CHUNK_END = b"\r\n"
@@ -49,6 +51,7 @@ class ChunkedDecoder:
         "_extensions_left",
         "_held",
         "_limits",
+        "_plain",
         "_refuse",
         "_remaining",
         "_trailers",
@@ -59,6 +62,8 @@ class ChunkedDecoder:
         self._limits = limits
         self._refuse = refuse
         self._chunk_line = limits.chunk_line
+        # A limit below what these may hold leaves all to the careful reading.
+        self._plain = _PLAIN_SIZE_LINE if limits.chunk_line >= _PLAIN_DIGITS else _NEVER
         self._alone = _ALONE if limits.chunk_line >= _ALONE_DIGITS else {}
         self._extensions_left = limits.chunk_extensions
         self._at_size = True
@@ -92,8 +97,8 @@ class ChunkedDecoder:
             if position < 0:
                 return -1
         while self._trailers is None:
-            found = _PLAIN_SIZE_LINE.match(data, position)
-            if found is None or found.end(1) - position > self._chunk_line:
+            found = self._plain.match(data, position)
+            if found is None:
                 size, start = self._read_size_line(data, position)
                 if start < 0:
                     self._held = data[position:]
@@ -103,7 +108,7 @@ class ChunkedDecoder:
                 start = found.end()
             if size:
                 position = start + size
-                if data.startswith(_CHUNK_END, position):
+                if data[position : position + 2] == _CHUNK_END:
                     self._deliver(data[start:position])
                     position += 2
                     if position == size_of_data:
@@ -114,7 +119,7 @@ class ChunkedDecoder:
                 self._continue_chunk(data, start)  # takes all, or raises: the CRLF is not here
                 return -1
             else:
-                if data.startswith(_CHUNK_END, start):
+                if data[start : start + 2] == _CHUNK_END:
                     return size_of_data - start - 2
                 data = data[start:]
                 limit = self._limits.trailers

@@ -176,10 +176,12 @@ class HeadMemo(Generic[Entry]):
        head is not looked up.
 
     Heads hold credentials, which thus stay in memory for longer than their
-    connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`. What shares a
-    memo shares :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`, too: give
-    each listener, each backend, its own. A head is kept when it comes a second time,
-    so those that no other is like (with an identifier, say) leave no more than a number.
+    connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`, and with each
+    reader the last of its connection. A head is kept when it comes a second time: one
+    that no other is like (it holds an identifier, say) leaves no more than a number.
+
+    What shares a memo shares :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`,
+    too: give each listener, each backend, its own.
 
     :param limits: those of all readers that share this memo.
     :param most_heads: when so many are kept all are dropped; the busy ones are soon back.

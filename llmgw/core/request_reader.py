@@ -38,6 +38,7 @@ from llmgw.core.target import Target
 
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
 _MOST_EMPTY_LINES = 4
+RequestMemo = HeadMemo[RequestHead]
 _known_line = lru_cache(maxsize=256)(parse_request_line)  # pure; a fault is not kept
 
 
@@ -115,7 +116,7 @@ class RequestReader:
         self,
         sink: RequestSink,
         limits: HeadLimits = DEFAULT_LIMITS,
-        memo: HeadMemo[RequestHead] | None = None,
+        memo: RequestMemo | None = None,
     ) -> None:
         if memo is not None and memo.limits != limits:
             raise ValueError("a memo serves readers of its own limits")
@@ -232,19 +233,19 @@ class RequestReader:
         if found is None:
             return False
         cut, end, digits, length = found
-        self._cut = cut
         memo = self._memo
         head = memo.find(cut) if memo is not None else None
-        if head is not None:
-            if digits:
-                head = _with_length(head, digits, length)
-        else:
+        if head is None:
             head = self._read_whole_head(buffer, end)
             if head is None:
                 return False
             # A Connection header may have nominated the length away.
-            if memo is not None and head.headers.get(b"content-length", b"") == digits:
+            if memo is not None and (not length or head.headers.get(b"content-length") == digits):
                 memo.keep(cut, head)
+        else:
+            self._cut = cut
+            if length:
+                head = _with_length(head, digits, length)
         self._buffer = buffer[end:]
         self._begin_body(head)
         return True

@@ -37,8 +37,8 @@ _MOST_INTERIM = 10
 _UNDER_WAY = -1
 _known_line = lru_cache(maxsize=256)(parse_status_line)  # pure; a fault is not kept
 
-Remembered = tuple[ResponseHead, int]
-"""A head, and where in its fields the length stands."""
+ResponseMemo = HeadMemo[tuple[ResponseHead, int]]
+"""Keeps beside a head where in its fields the length stands."""
 
 
 class ResponseSink(Protocol):
@@ -95,7 +95,7 @@ class ResponseReader:
         self,
         sink: ResponseSink,
         limits: HeadLimits = DEFAULT_LIMITS,
-        memo: HeadMemo[Remembered] | None = None,
+        memo: ResponseMemo | None = None,
     ) -> None:
         if memo is not None and memo.limits != limits:
             raise ValueError("a memo serves readers of its own limits")
@@ -224,11 +224,11 @@ class ResponseReader:
         if found is None:
             return None
         cut, end, digits, length = found
-        self._cut = cut
         memo = self._memo
         if memo is not None:
             remembered = memo.find(cut)
             if remembered is not None:
+                self._cut = cut
                 head, place = remembered
                 if length:
                     headers = head.headers.copy()

@@ -7,6 +7,7 @@ line end in it still makes one line (log injection).
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -113,6 +114,17 @@ class AccessLine(Struct, omit_defaults=True):
         )
 
 
+_UNTAMED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def _tame(line: bytes) -> bytes:
+    """Escape also what JSON lets pass, though it moves a terminal or ends a line for
+    some readers: DEL, the C1 controls, line separators, changes of direction."""
+    if line.isascii() and b"\x7f" not in line:
+        return line
+    return _UNTAMED.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
+
+
 class AccessLog:
     """Appends to a file, or to standard output for ``-``.
 
@@ -152,11 +164,20 @@ class AccessLog:
         self._file = None
 
     def reopen(self) -> None:
-        """Open the path again, after log rotation moved the old file away."""
+        """Open the path again, after log rotation moved the old file away.
+
+        Where that fails, lines go on into the old one.
+        """
         self.flush()
-        if self._file is not None and self.path != "-":
-            self._file.close()
+        old = self._file
+        if old is None or self.path == "-":
+            return
+        try:
             self._open()
+        except OSError as error:
+            self.log.error("access log {path}: not reopened: {error}", path=self.path, error=str(error))
+        else:
+            old.close()
 
     def write(self, line: AccessLine | tuple[Any, ...]) -> None:
         """Add one line, or what :meth:`AccessLine.of` makes one of; it is encoded with its batch."""
@@ -166,25 +187,16 @@ class AccessLog:
 
     def write_fault(self, at: float, id: str, peer: str, status: int, outcome: str) -> None:
         """Add a line about bytes that were no request."""
-        nothing = (None,) * 3
         self.write(
-            (
-                at,
-                id,
-                peer,
-                "",
-                "other",
-                status,
-                outcome,
-                0.0,
-                *nothing,
-                False,
-                None,
-                None,
-                0,
-                *nothing,
-                0,
-                None,
+            AccessLine(
+                at=round(at, 3),
+                id=id,
+                peer=peer,
+                method="",
+                route="other",
+                status=status,
+                outcome=outcome,
+                duration_s=0.0,
             )
         )
 
@@ -192,9 +204,9 @@ class AccessLog:
         """Write what waits. Never raises for the disk's sake."""
         if not self._lines or self._file is None:
             return
+        waiting, self._lines = self._lines, []
         encode = self._encode
-        lines = [encode(AccessLine.of(*line) if type(line) is tuple else line) for line in self._lines]
-        self._lines = []
+        lines = [_tame(encode(AccessLine.of(*line) if type(line) is tuple else line)) for line in waiting]
         lines.append(b"")
         try:
             self._file.write(b"\n".join(lines))

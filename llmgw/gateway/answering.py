@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmgw.errors import GatewayError, UpstreamError
 from llmgw.gateway import answers
 from llmgw.gateway.backend_http import passed_lines, without_limits
-from llmgw.gateway.routes import ANTHROPIC, OPENAI
+from llmgw.gateway.routes import ANTHROPIC, OLLAMA, OPENAI
 from llmgw.wire.incoming import header_lines
 
 if TYPE_CHECKING:
@@ -51,11 +51,9 @@ class Answering:
         self.caller: Caller | None = None
         self.decision: Decision | None = None
         self.broken = False
-        self._streamed = False
 
     def begin(self, status: int, head: ResponseHead, length: int | None, *, streamed: bool) -> None:
         """Start passing on a backend's response."""
-        self._streamed = streamed
         lines = passed_lines(head, streamed=streamed, limits=self.decision is None)
         self.incoming.start(status, lines + self._our_lines(), 0 if status in (204, 304) else length)
 
@@ -85,7 +83,9 @@ class Answering:
         """An answer that had begun can't be completed: say so, and end it visibly."""
         self.account.outcome = "cut" if isinstance(error, UpstreamError) else error.code
         self.broken = True
-        if self._streamed and meter is not None and self.route is not None:
+        if meter is None or self.route is None:
+            return
+        if meter.kind == "sse" or (meter.kind == "ndjson" and self.route.errors == OLLAMA):
             self.incoming.send(
                 answers.error_event(
                     error, self.route.errors, self.route.dialect, inside_event=meter.cut_in_event

@@ -21,6 +21,7 @@ from llmgw.gateway.backend_http import (
     ask,
     collect,
     error_of,
+    is_coded,
     is_json_error,
     is_loading,
     passed_headers,
@@ -42,6 +43,7 @@ COLLECTED = frozenset({429, 500, 502, 503, 504})
 """A backend's answers that are read whole before it is decided who gets them."""
 ELSEWHERE = frozenset({429, 502, 503, 504})
 BUSY_MOST_S = 60.0
+SHORT_DEADLINE_S = 5.0
 LOADING_AGAIN_S = 2.0
 STREAM_HEADERS = (b"content-type", b"cache-control")
 """Headers of a stream that are wrong for the answer put together from it."""
@@ -94,7 +96,7 @@ class Attempt:
         gateway, account, lease = self.gateway, self.account, self.lease
         assembled = self._is_assembled()
         strip = self._asks_usage()
-        payload = self.upstream.outbound.request(
+        payload, rest = self.upstream.outbound.request(
             self.outgoing.route.upstream,
             self.incoming.head,
             self.outgoing.content_type,
@@ -104,23 +106,19 @@ class Attempt:
         if account.sent_s is None:
             account.sent_s = gateway.clock()
         try:
-            connection, head = await ask(self.upstream.pool, payload, self._deadlines())
+            connection, head = await ask(self.upstream.pool, payload, self._deadlines(), rest)
             if head.status in COLLECTED:
                 return self._judge(head, await collect(connection))
         except UpstreamFault as fault:
-            ours = fault.reason == "local"
-            lease.finish(
-                gateway.clock(),
-                ok=ours,
-                reason="dropped" if ours else fault.reason,
-                refused=fault.reason == "refused",
-            )
+            ok, reason = self._verdict(fault)
+            lease.finish(gateway.clock(), ok, reason, refused=reason == "refused")
             return Failed(self._error(fault))
         except CancelledError:
             lease.finish(gateway.clock(), ok=True, reason="client_gone")
             raise
         meter = Meter(self.outgoing.route.dialect)
-        meter.begin(head.status, head.get(b"content-type"), gateway.clock())
+        readable = assembled or not is_coded(head)
+        meter.begin(head.status, head.get(b"content-type") if readable else None, gateway.clock())
         account.meter = meter
         if assembled and head.status == 200 and meter.kind == "sse":
             return await self._assemble(connection, head, meter)
@@ -136,7 +134,12 @@ class Attempt:
         gateway, account, answering = self.gateway, self.account, self.answering
         status = head.status
         streamed = meter.kind == "sse"
-        answering.begin(status, head, None if strip else head.content_length, streamed=streamed)
+        answering.begin(
+            status,
+            head,
+            None if strip else head.content_length,
+            streamed=streamed or meter.kind == "ndjson",
+        )
         relay = Relay(
             self.incoming,
             connection,
@@ -154,7 +157,6 @@ class Attempt:
         except CancelledError:
             self._finish_lease(meter, ok=True, reason="client_gone")
             raise
-        account.first_content_s = meter.first_content_s
         if fault is None:
             self._finish_lease(meter, ok=True, reason="done" if status < 400 else f"status_{status}")
             if status >= 400:
@@ -162,7 +164,8 @@ class Attempt:
             elif meter.incomplete:
                 account.outcome = "incomplete"
             return
-        self._finish_lease(meter, ok=False, reason=fault.reason)
+        ok, reason = self._verdict(fault)
+        self._finish_lease(meter, ok=ok, reason=reason)
         answering.break_off(self._error(fault), meter)
 
     async def _assemble(
@@ -185,9 +188,9 @@ class Attempt:
         except CancelledError:
             self._finish_lease(meter, ok=True, reason="client_gone")
             raise
-        account.first_content_s = meter.first_content_s
         if fault is not None:
-            self._finish_lease(meter, ok=False, reason=fault.reason)
+            ok, reason = self._verdict(fault)
+            self._finish_lease(meter, ok=ok, reason=reason)
             return Failed(self._error(fault))
         assembler.end()
         headers = [
@@ -233,6 +236,22 @@ class Attempt:
         error.may_retry = status in ELSEWHERE
         return Failed(error, answer)
 
+    def _verdict(self, fault: UpstreamFault) -> tuple[bool, str]:
+        """What ``fault`` says about the backend, as :meth:`Lease.finish` takes it.
+
+        A fault of our own says nothing. Nor does the end of the request's own time when
+        it was short, else one impatient caller could take the backend from all others;
+        nor when the answer was coming along, since a long one is no failure.
+        """
+        lease = self.lease
+        if fault.reason == "local":
+            return True, "dropped"
+        if fault.reason == "timeout_total" and (
+            lease.ttft_s is not None or self.until_s - lease.started_s < SHORT_DEADLINE_S
+        ):
+            return True, "deadline"
+        return False, fault.reason
+
     def _error(self, fault: UpstreamFault) -> GatewayError:
         """What the client is told of ``fault``; a malformed response is the operator's affair too."""
         if fault.reason == "framing":
@@ -274,7 +293,9 @@ class Attempt:
         )
 
     def _finish_lease(self, meter: Meter, *, ok: bool, reason: str) -> None:
-        usage = self.account.usage = meter.usage
+        account = self.account
+        account.first_content_s = meter.first_content_s
+        usage = account.usage = meter.usage
         self.lease.finish(
             self.gateway.clock(),
             ok,

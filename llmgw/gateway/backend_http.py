@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from llmgw.wire.upstream import UpstreamConnection
 
 ERROR_BODY_BYTES = 1 << 20
+LONG_BODY_BYTES = 1 << 17
+"""A request body over this is not copied behind its head, but sent by itself."""
 PASSED_ON = (
     b"accept",
     b"traceparent",
@@ -66,7 +68,12 @@ class Outbound:
         default_port = 443 if parts.scheme == "https" else 80
         if parts.port is not None and parts.port != default_port:
             authority += f":{parts.port}"
-        fixed = [(b"host", authority.encode("ascii")), (b"user-agent", _AGENT)]
+        # A coded answer could not be read on its way (RFC 9110 section 12.5.3: saying nothing allows it).
+        fixed = [
+            (b"host", authority.encode("ascii")),
+            (b"user-agent", _AGENT),
+            (b"accept-encoding", b"identity"),
+        ]
         if config.api_key is not None:
             fixed.append((b"authorization", b"Bearer " + config.api_key.reveal().encode("utf-8")))
         self._fixed = header_lines(fixed)
@@ -74,21 +81,24 @@ class Outbound:
 
     def request(
         self, path: str, head: RequestHead, content_type: bytes, request_id: str, body: bytes
-    ) -> bytes:
+    ) -> tuple[bytes, bytes]:
         """A whole request, written anew from an allow-list, never copied.
 
         :param path: the backend's path.
         :param head: the client's, for its query and the few headers that pass.
+        :return: what is sent first, and the body if it is long, else ``b""``.
         """
+        long = len(body) > LONG_BODY_BYTES
         begin: bytes | None = head.cache.get(self._place)
         if begin is None:
             begin = head.cache[self._place] = self._begin(path, head, content_type)
-        return b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        first = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             begin,
             request_id.encode("ascii"),
             len(body),
-            body,
+            b"" if long else body,
         )
+        return first, body if long else b""
 
     def _begin(self, path: str, head: RequestHead, content_type: bytes) -> bytes:
         """Everything up to what differs between requests of the same head."""
@@ -117,8 +127,10 @@ class Deadlines(msgspec.Struct, frozen=True):
     until_s: float
 
 
-async def ask(pool: Pool, payload: bytes, deadlines: Deadlines) -> tuple[UpstreamConnection, ResponseHead]:
-    """Send ``payload`` and wait for the response head.
+async def ask(
+    pool: Pool, payload: bytes, deadlines: Deadlines, rest: bytes = b""
+) -> tuple[UpstreamConnection, ResponseHead]:
+    """Send ``payload`` and ``rest``, and wait for the response head.
 
     A kept connection that the backend closed without a byte is replaced by a
     fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1).
@@ -138,6 +150,7 @@ async def ask(pool: Pool, payload: bytes, deadlines: Deadlines) -> tuple[Upstrea
                 first_token_s=deadlines.first_token_s,
                 idle_s=deadlines.idle_s,
                 until_s=deadlines.until_s,
+                rest=rest,
             )
         except UpstreamFault as fault:
             if fault.stale and not fresh:
@@ -207,6 +220,12 @@ def passed_lines(head: ResponseHead, *, streamed: bool, limits: bool = True) -> 
                 headers.append((b"cache-control", b"no-cache"))
         lines = head.cache[place] = header_lines(headers)
     return lines
+
+
+def is_coded(head: ResponseHead) -> bool:
+    """The body is compressed: its bytes pass, but there is nothing to be read in them."""
+    coding = head.get(b"content-encoding")
+    return coding is not None and coding.strip().lower() != b"identity"
 
 
 def is_loading(body: bytes) -> bool:

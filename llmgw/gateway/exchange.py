@@ -222,39 +222,33 @@ class Exchange:
 
     async def _forward(self, outgoing: Outgoing, request: Request) -> None:
         """Try backends until one answers, within the budget."""
-        gateway, account = self.gateway, self.account
+        gateway = self.gateway
+        retry = gateway.config.retry
         until_s = self._until_s()
         tried = self._unsuited(outgoing.route)
-        failed: Failed | None = None
         now_s = gateway.clock()
         gateway.budget.request(now_s)
-        while True:
-            try:
-                choice = self._choose(request, tried, now_s)
-            except GatewayError:
-                if failed is None:
-                    raise
-                self._give_up(failed)
-                return
-            account.attempts += 1
-            account.backend = choice.backend.id
-            account.why = choice.why or None
-            retrying = failed is not None
-            try:
-                failed = await self._attempt(choice, outgoing, request, now_s, until_s)
-            finally:
-                if retrying:
-                    gateway.budget.done()
-            if failed is None:
-                return
+        choice = self._choose(request, tried, now_s)
+        failed = await self._attempt(choice, outgoing, request, now_s, until_s)
+        while failed is not None:
             now_s = gateway.clock()
             tried = tried | {choice.backend.id}
             if not self._may_retry(failed, request, tried, now_s, until_s):
                 self._give_up(failed)
                 return
             gateway.metrics.retried(failed.error.code)
-            await deferLater(gateway.reactor, backoff_s(account.attempts, gateway.dice))
-            now_s = gateway.clock()
+            pause_s = backoff_s(self.account.attempts, gateway.dice, retry.backoff_min_s, retry.backoff_max_s)
+            try:
+                await deferLater(gateway.reactor, pause_s)
+                now_s = gateway.clock()
+                try:
+                    choice = self._choose(request, tried, now_s)
+                except GatewayError:
+                    self._give_up(failed)
+                    return
+                failed = await self._attempt(choice, outgoing, request, now_s, until_s)
+            finally:
+                gateway.budget.done()
 
     def _choose(self, request: Request, tried: frozenset[str], now_s: float) -> Choice:
         """Who is asked next. The lease must be taken in the same turn."""
@@ -271,7 +265,10 @@ class Exchange:
         self, choice: Choice, outgoing: Outgoing, request: Request, now_s: float, until_s: float
     ) -> Failed | None:
         """Hold the backend and ask it. :return: ``None`` when the client was answered."""
-        gateway = self.gateway
+        gateway, account = self.gateway, self.account
+        account.attempts += 1
+        account.backend = choice.backend.id
+        account.why = choice.why or None
         upstream = gateway.upstreams.get(choice.backend.id)
         if upstream is None:
             return Failed(NoBackend("the backend was removed", retry_after_s=self._soon(1.0)))
@@ -291,10 +288,12 @@ class Exchange:
     def _may_retry(
         self, failed: Failed, request: Request, tried: frozenset[str], now_s: float, until_s: float
     ) -> bool:
-        """Whether another backend is asked: nothing was sent, there is one, and the budget allows it."""
+        """Whether another backend is asked: somebody still waits and was sent nothing, there
+        is one, and the budget allows it."""
         gateway, attempts = self.gateway, self.account.attempts
         error = failed.error
-        if not error.may_retry or self.incoming.started or now_s >= until_s:
+        incoming = self.incoming
+        if not error.may_retry or incoming.started or incoming.gone or now_s >= until_s:
             return False
         if attempts > (1 if error.status == 504 else gateway.config.retry.attempts):
             return False

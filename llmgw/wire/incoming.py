@@ -128,9 +128,7 @@ class Incoming:
         if declared is not None and declared > self.limit_bytes:
             raise self._too_large()
         if self.complete:
-            if len(self._parts) == 1:
-                return self._parts[0]
-            return b"".join(self._parts)
+            return self._whole()
         self._waiter = Later()
         self._connection.reading_body()
         return self._waiter
@@ -166,7 +164,7 @@ class Incoming:
         self.complete = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
-            waiter.fire(b"".join(self._parts))
+            waiter.fire(self._whole())
 
     def body_failed(self, fault: Exception) -> None:
         """From the connection: no more body will come, or it must not."""
@@ -175,6 +173,13 @@ class Incoming:
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.fail(fault)
+
+    def _whole(self) -> bytes:
+        """The body in one piece, which takes the place of its parts."""
+        parts = self._parts
+        if len(parts) != 1:
+            parts[:] = [b"".join(parts)]
+        return parts[0]
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the request body is larger than {int(self.limit_bytes)} bytes")

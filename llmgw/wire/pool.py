@@ -17,6 +17,7 @@ from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.protocol import Factory
 from twisted.python.filepath import FilePath
 
+from llmgw.core.response_reader import ResponseMemo
 from llmgw.wire.upstream import UpstreamConnection, UpstreamFault
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Pool:
         self.outbox = outbox
         self.clock = sweep.clock
         self.head_limits = head_limits
+        self.response_heads = ResponseMemo(head_limits)
         self.connect_s = connect_s
         self.idle_s = idle_s
         self.close_grace_s = close_grace_s

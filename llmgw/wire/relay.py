@@ -129,6 +129,7 @@ class Relay(Watched):
             if last:
                 data += self._strip.end()
             if not data:
+                self.incoming.flush()  # the head does not wait for an event that is held
                 return
         if last:
             self.incoming.hold(data)
@@ -146,7 +147,9 @@ class Relay(Watched):
     def expired(self, now_s: float) -> None:
         """From the sweep: the client has heard nothing for a while."""
         self.deadline_s = now_s + self._heartbeat_s
-        if not self.meter.cut_in_event and not self.connection.lost:
+        meter = self.meter
+        # Nor between a CR and the LF that may belong to it.
+        if meter.at_line_start and not meter.cut_in_event and not self.connection.lost:
             self.incoming.send(PING)
 
     def _fire(self, fault: UpstreamFault | None) -> None:

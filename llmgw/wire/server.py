@@ -65,7 +65,7 @@ class ClientConnection(Protocol):
         self.deadline_s = NEVER
         self.current: Incoming | None = None
         self._fresh: Incoming | None = None
-        self._reader = RequestReader(self, site.head_limits)
+        self._reader = RequestReader(self, site.head_limits, site.request_heads)
         self._source: Source | None = None
         self._served = 0
         self._opened_s = site.clock()

@@ -10,6 +10,7 @@ from twisted.internet.tcp import Connection
 from twisted.python.runtime import seconds as wall_seconds
 
 from llmgw.core.http import HeadLimits
+from llmgw.core.request_reader import RequestMemo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,8 @@ class Site:
             headers=limits.headers,
             count=limits.header_count,
         )
+        # A new memo also forgets what was derived from heads by the old configuration.
+        self.request_heads = RequestMemo(self.head_limits)
         self._trusted = [ipaddress.ip_network(text, strict=False) for text in limits.trusted_networks]
 
     @property

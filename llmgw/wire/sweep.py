@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,8 @@ class Sweep:
     :param clock: monotonic seconds; the same that the members use.
     """
 
+    log = Logger()
+
     def __init__(self, reactor: IReactorTime, clock: Callable[[], float], every_s: float = 0.25) -> None:
         self.clock = clock
         self.every_s = every_s
@@ -54,7 +57,7 @@ class Sweep:
         return len(self._members)
 
     def start(self) -> None:
-        """Begin. A member that raises is dropped, and the fault is logged by its owner."""
+        """Begin. A member that raises is dropped and the fault logged: the others' deadlines hold."""
         self._loop.start(self.every_s, now=False)
 
     def stop(self) -> None:
@@ -66,4 +69,10 @@ class Sweep:
     def _look(self) -> None:
         now_s = self.clock()
         for member in [m for m in self._members if m.deadline_s <= now_s]:
-            member.expired(now_s)
+            if member.deadline_s > now_s:
+                continue  # moved by what another one's end has brought about
+            try:
+                member.expired(now_s)
+            except Exception:
+                self._members.discard(member)
+                self.log.failure("a deadline of {member} failed", member=type(member).__name__)

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
@@ -22,6 +23,7 @@ from llmgw.core.http import HttpFault
 from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.eager import sender, take_over
 from llmgw.wire.later import Later
+from llmgw.wire.long_body import LongBody
 from llmgw.wire.sweep import NEVER
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ class UpstreamConnection(TwistedProtocol):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.clock = pool.clock
-        self._reader = ResponseReader(self, pool.head_limits)
+        self._reader = ResponseReader(self, pool.head_limits, pool.response_heads)
         self._waiter: Later[ResponseHead] | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
@@ -97,6 +99,9 @@ class UpstreamConnection(TwistedProtocol):
         self._reading = False
         self._idle_s = NEVER
         self._first_token_s = NEVER
+        self._total_s = NEVER
+        self._rest: LongBody | None = None
+        self._closing = False
         self.deadline_s = NEVER
         self.until_s = NEVER
         self.lost = False
@@ -158,6 +163,10 @@ class UpstreamConnection(TwistedProtocol):
             stale = self.used > 1 and not self._heard
             self._fail(self._fault or UpstreamFault("reset", detail, stale=stale))
         elif self._busy and not self._complete:
+            if reason is not None and not reason.check(ConnectionDone):
+                # Where only the close ends a body, a reset must not pass for one (RFC 9112 section 8).
+                self._fail(self._fault or UpstreamFault("cut", detail))
+                return
             try:
                 self._reader.eof()
             except HttpFault as fault:
@@ -195,10 +204,12 @@ class UpstreamConnection(TwistedProtocol):
         first_token_s: float,
         idle_s: float,
         until_s: float,
+        rest: bytes = b"",
     ) -> Later[ResponseHead]:
         """Send a request.
 
         :param payload: head and body, in one piece.
+        :param rest: a long body apart from its head, sent at the backend's pace.
         :param head_s: longest wait for the response head.
         :param first_token_s: added once the head is here; the caller moves
             :attr:`until_s` when the first token has come.
@@ -212,12 +223,17 @@ class UpstreamConnection(TwistedProtocol):
         self.used += 1
         self._first_token_s = first_token_s
         self._idle_s = idle_s
-        self.until_s = until_s
+        self.until_s = self._total_s = until_s
         self.deadline_s = min(self.clock() + head_s, until_s)
         self._reader.begin(method)
         self._waiter = Later(self.abort)
         waiter = self._waiter
         self._send(payload)
+        self._rest = None
+        if rest:
+            self._send.flush()
+            self._rest = LongBody(self.transport, rest)
+            self._rest.start()
         return waiter
 
     def deliver(self, sink: Sink) -> None:
@@ -273,19 +289,21 @@ class UpstreamConnection(TwistedProtocol):
             self._transport().abortConnection()
         elif not self._busy:
             self._pool.forget(self)
-            self._transport().loseConnection()
+            if self._closing:
+                self._transport().abortConnection()
+            else:
+                self._close()
+        elif now_s >= self._total_s:
+            self._fail(UpstreamFault("timeout_total"))
         elif self._waiter is not None:
-            total = now_s >= self.until_s
-            self._fail(UpstreamFault("timeout_total" if total else "timeout_head"))
+            self._fail(UpstreamFault("timeout_head"))
         elif now_s < self.until_s:
             self._fail(UpstreamFault("timeout_idle"))
         else:
-            first = self._first_token_s is not NEVER
-            self._fail(UpstreamFault("timeout_first_token" if first else "timeout_total"))
+            self._fail(UpstreamFault("timeout_first_token"))
 
     def first_token(self, until_s: float) -> None:
         """The first token has come: from now on only silence and ``until_s`` count."""
-        self._first_token_s = NEVER
         self.until_s = until_s
 
     def end_by(self, until_s: float) -> None:
@@ -295,12 +313,23 @@ class UpstreamConnection(TwistedProtocol):
     @property
     def reusable(self) -> bool:
         """Another request may be sent over it."""
-        return not self.lost and self._reader.reusable and self._send.is_flushed
+        return not self.lost and self._reader.reusable and self._is_sent
 
     # --- our own ---
 
     def _transport(self) -> Any:
         return self.transport
+
+    @property
+    def _is_sent(self) -> bool:
+        """All of the request has left."""
+        return self._send.is_flushed and (self._rest is None or self._rest.done)
+
+    def _close(self) -> None:
+        """Say goodbye, and wait for the peer's no longer than the grace time."""
+        self._closing = True
+        self.deadline_s = self.clock() + self._pool.close_grace_s
+        self._transport().loseConnection()
 
     def _hand_over(self, now_s: float) -> None:
         """Give the body bytes of this read to the sink, in one piece."""
@@ -333,8 +362,11 @@ class UpstreamConnection(TwistedProtocol):
         else:
             self._pool.forget(self)
             if not self.lost:
-                self._transport().loseConnection()
-                self.deadline_s = self.clock() + self._pool.close_grace_s
+                if self._is_sent:
+                    self._close()
+                else:
+                    # The backend has answered without reading on: the rest is nobody's.
+                    self._transport().abortConnection()
         if sink is not None:
             sink.ended()
 

@@ -150,6 +150,13 @@ class Scene:
         for backend in self.backends.values():
             backend.play(script)
 
+    def drop_kept(self) -> None:
+        """Close the connections that the gateway keeps."""
+        for backend in self.backends.values():
+            for line in list(backend.open_lines):
+                line.close()
+        eventually(lambda: not any(each["idle_connections"] for each in self.gateway.state["backends"]))
+
     def asked(self) -> dict[str, int]:
         """How many requests each backend got, those without left out."""
         return {id: len(each.requests) for id, each in self.backends.items() if each.requests}

@@ -21,6 +21,7 @@ from cases.scenes import (
     chunk,
     elapsed_since,
     event,
+    eventually,
     request_id,
     scene,
     streaming,
@@ -136,7 +137,7 @@ def test_s_sse_6_connection_lingers_after_done(plain: Scene) -> None:
         assert elapsed_since(begun_s) < SOON_S
         client.read_until(LAST_CHUNK)
     assert elapsed_since(begun_s) < 2.5
-    plain.backend.lines[0].wait_closed(2.0)
+    eventually(lambda: not plain.backend.open_lines)
     plain.settled()
     assert plain.member("b")["failure_streak"] == 0
 

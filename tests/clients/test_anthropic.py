@@ -13,7 +13,7 @@ anthropic = pytest.importorskip("anthropic")
 pytestmark = pytest.mark.real
 
 WORDS: list[Any] = [{"role": "user", "content": "Hello"}]
-ENDLESS = {"temperature": 0}
+ENDLESS = {"temperature": 0, "top_k": 1}
 """A greedy bigram model goes in circles. (llama-server drops ``ignore_eos`` on this route.)"""
 TOOLS: list[Any] = [
     {
