@@ -65,6 +65,15 @@ SPARE_DESCRIPTORS = 256
 LEAST_CONNECTIONS = 16
 
 
+class StartError(SystemExit, Exception):
+    """It can't start; the message is one line for the terminal.
+
+    An exit, so that no traceback is printed. And an ``Exception``, as only that
+    makes twistd in the background tell the waiting process of its start, which
+    waits for ever otherwise, and take its pid file away.
+    """
+
+
 class GatewayService(Service):
     """One gateway process.
 
@@ -152,25 +161,25 @@ class GatewayService(Service):
     def privilegedStartService(self) -> None:
         """Bind, while we may still be root.
 
-        :raise SystemExit: a port can't be had; the message names it.
+        :raise StartError: a port can't be had; the message names it.
         """
         for text, listener in [*self._listeners, *self._admin]:
             try:
                 listener.privilegedStartService()
             except Exception as error:
-                raise SystemExit(f"llmgw: cannot listen on {text}: {error}") from None
+                raise StartError(f"llmgw: cannot listen on {text}: {error}") from None
 
     def startService(self) -> None:
         """Begin to serve."""
         super().startService()
         self._started_s = self.clock()
-        self._fit_descriptors()
+        self._configure_site()
         self.sweep.start()
         if self.gateway.access_log is not None:
             try:
                 self.gateway.access_log.start()
             except OSError as error:
-                raise SystemExit(f"llmgw: cannot write the access log: {error}") from None
+                raise StartError(f"llmgw: cannot write the access log: {error}") from None
         for _, listener in [*self._listeners, *self._admin]:
             listener.startService()
         self.backends.start()
@@ -291,7 +300,7 @@ class GatewayService(Service):
         self._let_router_observe()
         gateway.callers = callers
         gateway.body_limits = body_limits(config)
-        self.site.configure(config.limits, config.timeouts)
+        self._configure_site()
         self.backends.apply(config)
         if gateway.access_log is not None:
             gateway.access_log.reopen()
@@ -312,9 +321,9 @@ class GatewayService(Service):
         self.metrics.lag.observe(max(0.0, now_s - self._lag_due_s))
         self._lag_due_s = now_s + LAG_EVERY_S
 
-    def _fit_descriptors(self) -> None:
-        """Take as many descriptors as the system gives, and no more connections than
-        they carry: each request needs two."""
+    def _configure_site(self) -> None:
+        """Give the site its figures: as many descriptors as the system has, and no
+        more connections than they carry, since each request needs two."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft < hard:
             try:
@@ -323,7 +332,7 @@ class GatewayService(Service):
             except (OSError, ValueError):
                 pass
         most = max(LEAST_CONNECTIONS, (soft - SPARE_DESCRIPTORS) // 2)
-        limits = self.config.limits
+        limits, timeouts = self.config.limits, self.config.timeouts
         if most < limits.connections:
             self.log.warn(
                 "limits.connections lowered from {wanted} to {most}: only {descriptors} descriptors",
@@ -331,7 +340,8 @@ class GatewayService(Service):
                 most=most,
                 descriptors=soft,
             )
-            self.site.configure(replace(limits, connections=most), self.config.timeouts)
+            limits = replace(limits, connections=most)
+        self.site.configure(limits, timeouts)
 
 
 async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
@@ -362,7 +372,9 @@ def build_callers(config: Config) -> Callers:
         try:
             checkers.append(plugins.build("credentials", name, argument, where=f"auth[{index}]"))
         except ConfigError as error:
-            faults += error.faults
+            # A key file has faults of its own: say which file.
+            file = f"{error.source}: " if error.source else ""
+            faults += [ConfigFault(fault.where, file + fault.what) for fault in error.faults]
         except PluginError as error:
             faults.append(ConfigFault("", str(error)))
         except strcred.StrcredException as error:

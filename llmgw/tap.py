@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - see makeService
 import gc
 import os
 import sys
@@ -100,7 +101,12 @@ class Options(usage.Options):
 
 
 def makeService(options: Options) -> GatewayService:
-    """The service of one gateway. Touches no network."""
+    """The service of one gateway. Touches no network.
+
+    Python reads the codec for host names at the first look-up, in a thread. By
+    then twistd may have given up root or changed its root directory, and the
+    failed import would leave the look-up without an answer: hence the import above.
+    """
     from twisted.internet import reactor
 
     from llmgw.service import GatewayService

@@ -1,0 +1,1 @@
+`twistd --reactor=uvloop` runs the gateway on uvloop (extra `fast`).
