@@ -100,6 +100,7 @@ class Backends:
         self._watches: dict[str, Watch] = {}
         self._health: dict[str, tuple[PluginConfig, ...]] = {}
         self._running = False
+        self._figures: tuple[float, ...] = ()
 
     def verify(self, config: Config) -> None:
         """Build everything once and throw it away.
@@ -128,11 +129,17 @@ class Backends:
         upstreams = self._gateway.upstreams
         for id in [id for id in upstreams if id not in wanted]:
             self._remove(id)
+        figures = _pool_figures(config)
         for backend in wanted.values():
             known = upstreams.get(backend.id)
             health = _health_of(backend, config)
             if known is None or known.config != backend or self._health[backend.id] != health:
                 self._put(backend, config, health)
+            elif figures != self._figures:
+                # Requests at work end on the old pool's connections.
+                known.pool.close()
+                known.pool = self._pool(backend, config, _tls(backend))
+        self._figures = figures
 
     def start(self) -> None:
         """Start watching."""
@@ -202,6 +209,7 @@ class Backends:
             lambda: endpoint_for(
                 self._reactor, parts.scheme, host, port, connect_s=timeouts.connect_s, tls=tls
             ),
+            reactor=self._reactor,
             tls=tls is not None,
             sweep=self._sweep,
             outbox=self._outbox,
@@ -213,6 +221,17 @@ class Backends:
             idle_s=timeouts.upstream_idle_s,
             close_grace_s=timeouts.close_grace_s,
         )
+
+
+def _pool_figures(config: Config) -> tuple[float, ...]:
+    """All that :meth:`Backends._pool` takes from outside the backend's own table."""
+    timeouts = config.timeouts
+    return (
+        timeouts.connect_s,
+        timeouts.upstream_idle_s,
+        timeouts.close_grace_s,
+        config.limits.upstream_head_bytes,
+    )
 
 
 def _tls(backend: BackendConfig) -> Any:

@@ -81,9 +81,10 @@ class IRouter(Interface):
         """
 
     def observe(event: Event) -> None:
-        """Learn. Not called at all if the router has an attribute ``observes`` that is
-        false, which saves making the events. Called for every attempt: ``Started``, then ``FirstToken`` if one
+        """Learn. Called for every attempt: ``Started``, then ``FirstToken`` if one
         came, then exactly one ``Finished``; and ``HealthChanged`` at each report.
+        Not called at all if the router has an attribute ``observes`` that is false,
+        which saves making the events.
 
         Events of different attempts interleave. ``Finished`` of an attempt to a
         backend that has been removed still comes.

@@ -15,25 +15,28 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
-from twisted.application import strports
 from twisted.application.service import Service
-from twisted.cred import strcred
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
-from llmgw import __version__, plugins
-from llmgw.access.flood import FailureFlood
+from llmgw import __version__
 from llmgw.admin.metrics import Metrics
 from llmgw.admin.site import AdminRoot, AdminSite
+from llmgw.assembly import (
+    body_limits,
+    build_callers,
+    build_limiter,
+    build_listeners,
+    build_router,
+    check_listeners_are_guarded,
+    check_supported,
+)
 from llmgw.backends import Backends
-from llmgw.core.body import BodyLimits
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.fleet import Fleet
 from llmgw.core.retry import RetryBudget
-from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.access_log import AccessLog
-from llmgw.gateway.caller import Callers
 from llmgw.gateway.gateway import Gateway
 from llmgw.operations import Operations
 from llmgw.wire.eager import Outbox
@@ -100,10 +103,7 @@ class GatewayService(Service):
         self._reread = reread
         self.clock = clock
         self._dice = random.Random(seed)
-        if config.workers > 1:
-            raise ConfigError(
-                [ConfigFault("workers", "more than one worker is not supported yet")], config.source
-            )
+        check_supported(config, reactor)
         self.sweep = Sweep(reactor, clock)
         outbox = Outbox(reactor)
         self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
@@ -139,8 +139,8 @@ class GatewayService(Service):
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor))
-        self._listeners = [(text, strports.service(text, factory, reactor)) for text in config.listen]
-        self._admin = [(text, strports.service(text, admin, reactor)) for text in config.admin]
+        self._listeners = build_listeners("listen", config.listen, factory, reactor)
+        self._admin = build_listeners("admin", config.admin, admin, reactor)
         self._lag = LoopingCall(self._measure_lag)
         self._lag.clock = reactor
         self._lag_due_s = 0.0
@@ -290,6 +290,10 @@ class GatewayService(Service):
         router = self.gateway.router
         if config.router != old.router:
             router = build_router(config)
+        check_supported(config, self.reactor)
+        check_listeners_are_guarded([text for text, _ in self._listeners], config)
+        if config.listen != old.listen:
+            build_listeners("listen", config.listen, None, self.reactor)
         callers = build_callers(config)
         self.backends.verify(config)
         fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(old, key)]
@@ -347,52 +351,3 @@ class GatewayService(Service):
 async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
     """Stop every listener; one that fails does not keep the others."""
     await DeferredList([maybeDeferred(port.stopService) for _, port in listeners], consumeErrors=True)
-
-
-def build_limiter(config: Config, reactor: Any) -> Any:
-    """The configured rate limiter."""
-    table = config.rate_limiter
-    return plugins.build("rate-limiter", table.plugin, table.options, reactor, where="rate_limiter")
-
-
-def build_router(config: Config) -> Any:
-    """The configured router."""
-    return plugins.build("router", config.router.plugin, config.router.options, where="router")
-
-
-def build_callers(config: Config) -> Callers:
-    """The configured checkers; none at all means anybody, on loopback only.
-
-    :raise ConfigError: an ``auth`` entry is wrong.
-    """
-    checkers = []
-    faults: list[ConfigFault] = []
-    for index, text in enumerate(config.auth or ("anonymous",)):
-        name, _, argument = text.partition(":")
-        try:
-            checkers.append(plugins.build("credentials", name, argument, where=f"auth[{index}]"))
-        except ConfigError as error:
-            # A key file has faults of its own: say which file.
-            file = f"{error.source}: " if error.source else ""
-            faults += [ConfigFault(fault.where, file + fault.what) for fault in error.faults]
-        except PluginError as error:
-            faults.append(ConfigFault("", str(error)))
-        except strcred.StrcredException as error:
-            faults.append(ConfigFault(f"auth[{index}]", str(error)))
-    if faults:
-        raise ConfigError(faults, config.source)
-    return Callers(checkers, FailureFlood())
-
-
-def body_limits(config: Config) -> BodyLimits:
-    """The part of ``[limits]`` that request bodies are read with."""
-    limits = config.limits
-    return BodyLimits(
-        depth=limits.json_depth,
-        structural=limits.json_structural,
-        number_digits=limits.json_digits,
-        messages=limits.messages,
-        tools=limits.tools,
-        stop=limits.stop,
-        n=limits.n,
-    )

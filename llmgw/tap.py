@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
 from twisted.python import usage
 
 from llmgw.config import Config, config_from_options
@@ -113,11 +114,21 @@ def makeService(options: Options) -> GatewayService:
 
     keep_monotonic_time(reactor)
     try:
-        service = GatewayService(options.config, reactor, reread=options.read)
+        service = GatewayService(_daemon_warned(options), reactor, reread=options.read)
     except (ConfigError, PluginError) as error:
         raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
     tune_collector()
     return service
+
+
+def _daemon_warned(options: Options) -> Config:
+    """The configuration, with a warning about what a daemon would lose."""
+    config = options.config
+    parent = options.parent
+    if config.log.access == "-" and parent is not None and not parent.get("nodaemon", True):
+        warning = "log.access: a daemon has no standard output: name a file, or access lines are lost"
+        return replace(config, warnings=(*config.warnings, warning))
+    return config
 
 
 def keep_monotonic_time(reactor: Any) -> None:

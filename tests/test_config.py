@@ -186,8 +186,14 @@ max_tokens = 2048
             "[timeouts]\nheartbeat_s = 0",
             "timeouts.heartbeat_s: must be at least 1 and at most 3600 (false = off), got 0",
         ),
-        ("[log]\nlevel = 'loud'", 'log.level: must be one of debug, info, warn, error, critical; got "loud"'),
-        ("[log]\nlevel = {}", "log.level: must be one of debug, info, warn, error, critical; got a dict"),
+        (
+            "[[backends]]\nid = 'a'\nurl = 'http://b'\nkind = 'loud'",
+            'backends[0].kind: must be one of auto, llama-server, openai, ollama; got "loud"',
+        ),
+        (
+            "[[backends]]\nid = 'a'\nurl = 'http://b'\nkind = {}",
+            "backends[0].kind: must be one of auto, llama-server, openai, ollama; got a dict",
+        ),
         ("[log]\naccess_sample = 2", "log.access_sample: must be at least 0 and at most 1, got 2"),
         (
             "[[rate_limits]]\nscope = 'all'\nconcurrent = 1",

@@ -96,7 +96,6 @@ class ModelConfig(Struct, frozen=True):
     name: ModelName
     target: Annotated[str, Rule(filled=True)] = ""
     max_tokens: Tokens | None = None
-    context_length: Tokens | None = None
 
 
 class Timeouts(Struct, frozen=True):
@@ -128,8 +127,7 @@ class Timeouts(Struct, frozen=True):
 class Limits(Struct, frozen=True):
     """How much of each thing there may be.
 
-    ``request_line``, ``header_line``, ``headers``, ``stream_buffer`` and
-    ``pipelined`` are bytes too.
+    ``request_line``, ``header_line``, ``headers`` and ``pipelined`` are bytes too.
     """
 
     request_line: Size = 4096
@@ -151,8 +149,6 @@ class Limits(Struct, frozen=True):
     in_flight: Count = 2000
     in_flight_per_key: Count = 64
     upstream_head_bytes: Size = 32_768
-    sse_event_bytes: Size = 1 << 20
-    stream_buffer: Size = 65_536
     pipelined: Size = 16_384
     backlog: Annotated[int, Rule(least=1, most=65_535)] = 1024
     trusted_networks: tuple[Annotated[str, Rule(convert=network)], ...] = ()
@@ -224,7 +220,6 @@ class LogConfig(Struct, frozen=True):
 
     access: Annotated[str, Rule(convert=log_path)] = "-"
     access_sample: Share = 1.0
-    level: Literal["debug", "info", "warn", "error", "critical"] = "info"
 
 
 class Cors(Struct, frozen=True):

@@ -154,9 +154,6 @@ def _resolved_models(reader: Reader, config: Config, called: Callable[[str], str
                 model,
                 target=target,
                 max_tokens=min((each.max_tokens for each in chain if each.max_tokens), default=None),
-                context_length=min(
-                    (each.context_length for each in chain if each.context_length), default=None
-                ),
             )
         )
     return tuple(resolved)

@@ -18,9 +18,21 @@ Known weaknesses:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
-from llmgw.core.payload import Said, Timings, Tokens, plain_test, read, read_body, read_fragment
-from llmgw.core.sse import EVENT_LIMIT, EventSplitter
+from llmgw.core.payload import (
+    UNREADABLE,
+    Said,
+    Timings,
+    Tokens,
+    plain_test,
+    read,
+    read_body,
+    read_chunk,
+    read_completion,
+    read_fragment,
+)
+from llmgw.core.sse import EVENT_LIMIT, Event, EventSplitter
 from llmgw.values import Usage
 
 _BODY_LIMIT = 1 << 20
@@ -37,10 +49,23 @@ _KINDS = {
 }
 
 
+_OPENAI = frozenset(("chat", "completion"))
+"""Dialects of ``choices``, in which usage and ``[DONE]`` follow a finish reason."""
+_NAMED = frozenset(("messages", "responses"))
+"""Dialects whose events have names."""
+
+
+@lru_cache(maxsize=64)
+def _kind(content_type: bytes | None) -> str:
+    media_type = (content_type or b"").partition(b";")[0].strip().lower()
+    return _KINDS.get(media_type, "json" if media_type.endswith(b"+json") else "other")
+
+
 class Meter:
     """Watches one answer. ``begin`` once, ``feed`` per read, ``end`` if it ended cleanly.
 
-    All times are monotonic seconds as given by the caller.
+    All times are monotonic seconds as given by the caller. What one answer has
+    no need of is never made: values that most answers do not change are the class's.
 
     :param dialect: ``chat``, ``completion``, ``native``, ``responses``,
         ``messages``, ``embedding`` or ``other``; a wrong one costs speed only.
@@ -48,71 +73,53 @@ class Meter:
         ``/completion`` take a list), for adding up what each choice tells.
     """
 
-    __slots__ = (
-        "_alone",
-        "_body",
-        "_dialect",
-        "_ends",
-        "_head",
-        "_lines",
-        "_opening",
-        "_plain",
-        "_prefix",
-        "_prompts",
-        "_splitter",
-        "_timed",
-        "_timings",
-        "_told",
-        "content_events",
-        "done_marker",
-        "error",
-        "events",
-        "finished",
-        "first_byte_s",
-        "first_content_s",
-        "head_s",
-        "kind",
-        "last_content_s",
-        "last_s",
-        "status",
-    )
+    kind = "other"
+    """``sse``, ``ndjson``, ``json`` or ``other``, by the content type."""
+    status = 0
+    head_s: float | None = None
+    first_byte_s: float | None = None
+    first_content_s: float | None = None
+    """Arrival of the first event that carries content; of the first body
+    byte where the answer is no stream."""
+    last_content_s: float | None = None
+    last_s: float | None = None
+    events = 0
+    """Events with data, ``[DONE]`` included, or NDJSON lines."""
+    content_events = 0
+    finished = False
+    """The answer said that it is complete: a finish reason, ``[DONE]``,
+    ``message_stop``, ``response.completed``, ``stop`` or ``done``; for
+    other bodies, it ended cleanly."""
+    closed = False
+    """The stream has said its last event: nothing can follow but its end.
+    A finish reason is not the last word of the OpenAI dialects, since usage
+    and ``[DONE]`` follow."""
+    done_marker = False
+    """``[DONE]`` was seen."""
+    error: str | None = None
+    """Short message of an error event or error body."""
+    prompt_s: float | None = None
+    """Seconds the backend spent reading the uncached part of the prompt."""
+    timings_seen = False
+    """The backend told its own timings."""
+
+    _reader: EventSplitter | _Lines | None = None  # for streams
+    _plain: Callable[[bytes], object] | None = None
+    _ready: Callable[[bytes], object] | None = None  # the same, while between two events
+    _prefix = b"data: {"  # seven bytes with which an event begins,
+    _start = 6  # and where its data then does, if that is sure
+    _body: bytes | bytearray = b""
+    _head = b""
+    _opening: Tokens | None = None
+    _told: Tokens | None = None
+    _timed: Tokens | None = None
+    _rate: float | None = None
+    _alone = 0
+    _ends: dict[int, Tokens] | None = None
 
     def __init__(self, dialect: str, *, prompts: int = 1) -> None:
         self._dialect = dialect
         self._prompts = prompts
-        self.kind = "other"
-        """``sse``, ``ndjson``, ``json`` or ``other``, by the content type."""
-        self.status = 0
-        self.head_s: float | None = None
-        self.first_byte_s: float | None = None
-        self.first_content_s: float | None = None
-        """Arrival of the first event that carries content; of the first body
-        byte where the answer is no stream."""
-        self.last_content_s: float | None = None
-        self.last_s: float | None = None
-        self.events = 0
-        """Events with data, ``[DONE]`` included, or NDJSON lines."""
-        self.content_events = 0
-        self.finished = False
-        """The answer said that it is complete: a finish reason, ``[DONE]``,
-        ``message_stop``, ``response.completed``, ``stop`` or ``done``; for
-        other bodies, it ended cleanly."""
-        self.done_marker = False
-        """``[DONE]`` was seen."""
-        self.error: str | None = None
-        """Short message of an error event or error body."""
-        self._splitter = EventSplitter()
-        self._lines = _Lines()
-        self._plain: Callable[[bytes], bool] | None = None
-        self._prefix = b"event: " if dialect in ("messages", "responses") else b"data: {"
-        self._body = bytearray()
-        self._head = b""
-        self._opening = Tokens()
-        self._told: Tokens | None = None
-        self._alone = 0
-        self._ends: dict[int, Tokens] = {}
-        self._timed: Tokens | None = None
-        self._timings: Timings | None = None
 
     # -- bytes in ---------------------------------------------------------
 
@@ -120,55 +127,55 @@ class Meter:
         """The response head arrived."""
         self.status = status
         self.head_s = now_s
-        media_type = (content_type or b"").partition(b";")[0].strip().lower()
-        self.kind = _KINDS.get(media_type, "json" if media_type.endswith(b"+json") else "other")
+        self.kind = kind = _kind(content_type)
+        if kind == "sse":
+            self._reader = EventSplitter()
+        elif kind == "ndjson":
+            self._reader = _Lines()
 
     def feed(self, data: bytes, now_s: float) -> None:
         """One read's bytes of the body, de-chunked; they may be cut anywhere."""
         self.last_s = now_s
         # The usual read of a running stream is one whole event that adds a
         # piece and says nothing else. JSON refuses a second event after it.
-        if (
-            self._plain is not None
-            and data.startswith(self._prefix)
-            and data.endswith(b"\n\n")
-            and self._splitter.idle
-            and self._plain(data[data.find(b"{") : -2])
-        ):
-            self.events += 1
-            self.content_events += 1
-            self.last_content_s = now_s
-            return
+        # Slices are quicker here than startswith() and endswith().
+        plain = self._ready
+        if plain is not None and data[:7] == self._prefix and data[-2:] == b"\n\n":
+            try:
+                adds = plain(data[self._start or data.find(b"{") : -2])
+            except UNREADABLE:
+                adds = None
+            if adds:
+                self.events += 1
+                self.content_events += 1
+                self.last_content_s = now_s
+                return
         if not data:
             return
         if self.first_byte_s is None:
             self.first_byte_s = now_s
-        if self.kind == "sse":
-            for _, payload in self._splitter.feed(data):
+        reader = self._reader
+        if reader is not None:
+            for _, payload in reader.feed(data):
                 self._event(payload, now_s)
-        elif self.kind == "ndjson":
-            for line in self._lines.feed(data):
-                self._event(line, now_s)
-        else:
-            if self.first_content_s is None:
-                self.first_content_s = now_s
-            self.last_content_s = now_s
-            if self.kind == "json":
-                self._keep(data)
+            self._ready = self._plain if reader.idle else None
+            return
+        if self.first_content_s is None:
+            self.first_content_s = now_s
+        self.last_content_s = now_s
+        if self.kind == "json":
+            self._keep(data)
 
     def end(self, now_s: float) -> None:
         """The body ended cleanly. A body that was cut must not come here."""
         self.last_s = now_s
-        if self.kind == "sse":
-            for _, payload in self._splitter.flush():
+        if self._reader is not None:
+            for _, payload in self._reader.flush():
                 self._event(payload, now_s)
-        elif self.kind == "ndjson":
-            for line in self._lines.flush():
-                self._event(line, now_s)
-        else:
-            self.finished = True
-            if self.kind == "json":
-                self._read_kept()
+            return
+        self._finish()
+        if self.kind == "json":
+            self._read_kept()
 
     # -- what was learnt --------------------------------------------------
 
@@ -178,28 +185,18 @@ class Meter:
 
         An event too long to be looked at may have said it: no verdict then.
         """
-        return self.kind in ("sse", "ndjson") and not (
-            self.finished or self._splitter.oversize or self._lines.oversize
-        )
-
-    @property
-    def closed(self) -> bool:
-        """The stream has said its last event: nothing can follow but its end.
-
-        A finish reason is not the last word of the OpenAI dialects, since usage
-        and ``[DONE]`` follow.
-        """
-        return self.done_marker or (self.finished and self._dialect not in ("chat", "completion"))
+        reader = self._reader
+        return reader is not None and not (self.finished or reader.oversize)
 
     @property
     def cut_in_event(self) -> bool:
         """The bytes so far stop inside an event: a line of ours needs a blank line first."""
-        return self._splitter.in_event or self._lines.in_line
+        return self._reader is not None and self._reader.in_event
 
     @property
     def at_line_start(self) -> bool:
         """The bytes so far stop at the start of a line."""
-        return self._splitter.at_line_start and not self._lines.in_line
+        return self._reader is None or self._reader.at_line_start
 
     @property
     def usage(self) -> Usage | None:
@@ -207,14 +204,17 @@ class Meter:
 
         Running figures (``timings_per_token``) count as told.
         """
-        told = self._told or self._timed
+        timed = self._timed
+        told = self._told or timed
         if told is None:
             return None
+        prompt, cached = told.prompt, told.cached
         opening = self._opening
-        prompt = opening.prompt if told.prompt is None else told.prompt
-        cached = opening.cached if told.cached is None else told.cached
-        if cached is None and self._timed is not None:
-            cached = self._timed.cached
+        if opening is not None:
+            prompt = opening.prompt if prompt is None else prompt
+            cached = opening.cached if cached is None else cached
+        if cached is None and timed is not None:
+            cached = timed.cached
         return Usage(prompt or 0, cached or 0, told.output or 0)
 
     def estimated_usage(self, prompt_estimate: int) -> Usage:
@@ -228,24 +228,16 @@ class Meter:
         if usage is not None:
             return Usage(usage.prompt_tokens, usage.cached_tokens, self.content_events)
         opening = self._opening
+        if opening is None:
+            return Usage(prompt_estimate, 0, self.content_events)
         prompt = prompt_estimate if opening.prompt is None else opening.prompt
         return Usage(prompt, opening.cached or 0, self.content_events)
 
     @property
-    def timings_seen(self) -> bool:
-        """The backend told its own timings."""
-        return self._timings is not None
-
-    @property
-    def prompt_s(self) -> float | None:
-        """Seconds the backend spent reading the uncached part of the prompt."""
-        return self._timings.prompt_s if self._timings is not None else None
-
-    @property
     def token_rate(self) -> float | None:
         """Output tokens per second: the backend's figure, else content events over time."""
-        if self._timings is not None and self._timings.token_rate is not None:
-            return self._timings.token_rate
+        if self._rate is not None:
+            return self._rate
         if self.content_events < 2 or self.first_content_s is None or self.last_content_s is None:
             return None
         span_s = self.last_content_s - self.first_content_s
@@ -255,33 +247,62 @@ class Meter:
 
     def _event(self, payload: bytes, now_s: float) -> None:
         self.events += 1
-        if self._plain is not None and self._plain(payload):
-            self.content_events += 1
-            self.last_content_s = now_s
-            return
+        plain = self._plain
+        if plain is None:
+            adds = read_chunk(payload) if self._dialect in _OPENAI else None
+            if adds is not None:
+                if adds:
+                    self._content(now_s)
+                return
+        else:
+            try:
+                adds = bool(plain(payload))
+            except UNREADABLE:
+                adds = False
+            if adds:
+                self.content_events += 1
+                self.last_content_s = now_s
+                return
         if payload == b"[DONE]":
-            self.done_marker = self.finished = True
+            self.done_marker = True
+            self._finish()
             return
         said = read(payload)
         if said is None:
             return
         if said.content:
-            self.content_events += 1
-            self.last_content_s = now_s
-            if self.first_content_s is None:
-                self.first_content_s = now_s
-                if self.kind == "sse":
-                    self._plain = plain_test(self._dialect)
-        self.finished = self.finished or said.finished
+            self._content(now_s)
+        if said.finished:
+            self._finish()
         self._learn(said)
+
+    def _content(self, now_s: float) -> None:
+        self.content_events += 1
+        self.last_content_s = now_s
+        if self.first_content_s is None:
+            self.first_content_s = now_s
+            if self.kind == "sse":
+                self._plain = plain_test(self._dialect)
+                if self._dialect in _NAMED:
+                    self._prefix, self._start = b"event: ", 0
+
+    def _finish(self) -> None:
+        self.finished = True
+        self.closed = self.done_marker or self._dialect not in _OPENAI
 
     def _learn(self, said: Said) -> None:
         self.error = self.error or said.error
         self._opening = said.opening or self._opening
-        self._timings = said.timings or self._timings
-        self._timed = said.timed or self._timed
+        if said.timings is not None:
+            self._time(said.timings, said.timed)
         if said.told is not None:
             self._told = self._add(said.told, said)
+
+    def _time(self, timings: Timings, timed: Tokens | None) -> None:
+        self.timings_seen = True
+        self.prompt_s = timings.prompt_s
+        self._rate = timings.token_rate
+        self._timed = timed or self._timed
 
     def _add(self, told: Tokens, said: Said) -> Tokens:
         """llama-server tells each choice's tokens by itself; others tell the sum, last.
@@ -291,9 +312,11 @@ class Meter:
         if said.alone:
             self._alone += 1
             if self._alone == 1:
-                self._ends.clear()
+                self._ends = None
         elif said.choice is None:
             return told
+        if self._ends is None:
+            self._ends = {}
         key = said.choice if said.choice is not None else -self._alone
         self._ends[key] = told
         ends = self._ends.values()
@@ -306,6 +329,11 @@ class Meter:
 
     def _keep(self, data: bytes) -> None:
         body = self._body
+        if not body and len(data) <= _BODY_LIMIT:
+            self._body = data  # all of it, more often than not
+            return
+        if isinstance(body, bytes):
+            self._body = body = bytearray(body)
         body += data
         if self._head:
             del body[:-_EDGE]
@@ -315,19 +343,22 @@ class Meter:
 
     def _read_kept(self) -> None:
         body = bytes(self._body)
+        self._body = b""
         if self._head:
             said = [read_fragment(part) for part in (self._head, body)]
         else:
-            said = read_body(body)
+            usual = read_completion(body) if self._dialect in _OPENAI else None
+            said = read_body(body) if usual is None else [usual]
         for one in said:
             self._learn(one)
-        self._body.clear()
 
 
 class _Lines:
-    """NDJSON: one object a line, as Ollama streams."""
+    """NDJSON: one object a line, as Ollama streams; told as events without a name."""
 
     __slots__ = ("_dropping", "_pending", "oversize")
+
+    idle = False
 
     def __init__(self) -> None:
         self._pending = b""
@@ -335,10 +366,14 @@ class _Lines:
         self.oversize = 0
 
     @property
-    def in_line(self) -> bool:
+    def in_event(self) -> bool:
         return bool(self._pending) or self._dropping
 
-    def feed(self, data: bytes) -> list[bytes]:
+    @property
+    def at_line_start(self) -> bool:
+        return not self.in_event
+
+    def feed(self, data: bytes) -> list[Event]:
         *lines, rest = data.split(b"\n")
         if not lines:
             rest = b"" if self._dropping else self._pending + rest
@@ -353,8 +388,8 @@ class _Lines:
             rest = b""
         self._pending = rest
         self.oversize += sum(len(line) > EVENT_LIMIT for line in lines)
-        return [line for line in lines if len(line) <= EVENT_LIMIT and line.strip()]
+        return [(None, line) for line in lines if len(line) <= EVENT_LIMIT and line.strip()]
 
-    def flush(self) -> list[bytes]:
+    def flush(self) -> list[Event]:
         pending, self._pending = self._pending, b""
-        return [pending] if pending.strip() else []
+        return [(None, pending)] if pending.strip() else []

@@ -1,9 +1,13 @@
 """What one JSON object of an answer says: content, tokens, timings, end, error.
 
 The object may be one event's data, one NDJSON line or a whole body, of any of
-the dialects: their fields do not clash, so :func:`read` goes by shape and
-needs no dialect. :func:`plain_test` gives the cheap test for the many events
-of a running stream that say nothing but "one more piece".
+the dialects: their fields do not clash, so :func:`read` and :func:`read_body`
+go by shape and need no dialect.
+
+Most objects say little. :func:`read_chunk`, :func:`read_completion` and the
+test that :func:`plain_test` gives take the usual ones of one dialect in a
+single typed decoding, where whatever could say more must be null or absent;
+they leave all others to the general readers, and never tell anything else than those.
 
 :source: ``chat``, ``completion``, ``native``: llama.cpp ``tools/server/README.md``
     and recordings of build b11549; ``responses``, ``messages``: the OpenAI and
@@ -14,16 +18,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
+from msgspec.structs import astuple
 
 _ERROR_LIMIT = 200
 _COUNT_LIMIT = 1 << 40
 _ABSENT = Raw(b"")
 
-_UNREADABLE = (ValueError, RecursionError)
+UNREADABLE = (ValueError, RecursionError)
+"""What a decoder raises for what it cannot take."""
 
 
 class Tokens(Struct):
@@ -110,7 +116,7 @@ def read(payload: bytes) -> Said | None:
     """One event, line or small object; ``None`` if it is no JSON object."""
     try:
         fields = _object.decode(payload)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     said = _read_outcome(fields)
     choices = _list(fields.choices)
@@ -143,9 +149,9 @@ def read_body(body: bytes) -> list[Said]:
     except msgspec.ValidationError:
         try:
             return [_read_outcome(fields) for fields in _objects.decode(body)]
-        except _UNREADABLE:
+        except UNREADABLE:
             return []
-    except _UNREADABLE:
+    except UNREADABLE:
         return []
 
 
@@ -169,10 +175,7 @@ def _read_outcome(fields: _Object) -> Said:
     usage = _value(fields.usage) or _get(response, "usage")
     timings = _value(fields.timings)
     if isinstance(timings, dict):
-        measured, timed = _timings(timings)
-        # All zero before the first batch of the prompt is done.
-        if timed.prompt or timed.output:
-            said.timings, said.timed = measured, timed
+        _learn_timings(said, *_timings(timings))
     if isinstance(usage, dict):
         said.told = _usage(usage)
     elif fields.tokens_predicted is not _ABSENT and _value(fields.stop) is not False:
@@ -210,15 +213,31 @@ def _usage(usage: Any) -> Tokens | None:
 
 
 def _timings(timings: dict[str, Any]) -> tuple[Timings, Tokens]:
-    cached, fresh = _count(timings.get("cache_n")), _count(timings.get("prompt_n"))
-    output = _count(timings.get("predicted_n"))
-    rate = _seconds(timings.get("predicted_per_second"), 1.0)
-    output_s = _seconds(timings.get("predicted_ms"), 1e-3)
-    if not rate and output and output > 1 and output_s:
-        rate = output / output_s
+    return _measured(*[timings.get(name) for name in _Timings.__struct_fields__])
+
+
+def _learn_timings(said: Said, timings: Timings, timed: Tokens) -> None:
+    # All zero before the first batch of the prompt is done.
+    if timed.prompt or timed.output:
+        said.timings, said.timed = timings, timed
+
+
+def _measured(
+    cache_n: Any,
+    prompt_n: Any,
+    prompt_ms: Any,
+    predicted_n: Any,
+    predicted_ms: Any,
+    predicted_per_second: Any,
+) -> tuple[Timings, Tokens]:
+    cached, fresh, output = _count(cache_n), _count(prompt_n), _count(predicted_n)
+    rate = _seconds(predicted_per_second, 1.0)
+    if not rate and output and output > 1:
+        output_s = _seconds(predicted_ms, 1e-3)
+        rate = output / output_s if output_s else None
     prompt = None if fresh is None else fresh + (cached or 0)
     # A single token comes with a rate of 0, which is no rate.
-    return Timings(_seconds(timings.get("prompt_ms"), 1e-3), rate or None), Tokens(prompt, cached, output)
+    return Timings(_seconds(prompt_ms, 1e-3), rate or None), Tokens(prompt, cached, output)
 
 
 def _error(fields: _Object) -> str | None:
@@ -270,7 +289,7 @@ def _value(raw: Raw) -> Any:
         return None
     try:
         return _any.decode(raw)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 
@@ -301,9 +320,121 @@ def _seconds(value: Any, unit: float) -> float | None:
     return value * unit
 
 
-# An event is plain when it decodes as one of these: every field that could say
-# more must be null or absent, and msgspec checks that for less than the price
-# of two searches for a substring.
+# --- the usual ones -----------------------------------------------------------
+
+
+_Whole = Annotated[int, Meta(ge=0, lt=_COUNT_LIMIT)]
+
+
+class _Cached(Struct, gc=False):
+    cached_tokens: _Whole | None = None
+
+
+class _Usage(Struct, gc=False):
+    prompt_tokens: _Whole
+    completion_tokens: _Whole
+    prompt_tokens_details: _Cached | None = None
+    input_tokens: Raw = _ABSENT  # other dialects', told even when null
+    cache_read_input_tokens: Raw = _ABSENT
+
+
+class _Timings(Struct, gc=False):
+    cache_n: _Whole | None = None
+    prompt_n: _Whole | None = None
+    prompt_ms: float | None = None
+    predicted_n: _Whole | None = None
+    predicted_ms: float | None = None
+    predicted_per_second: float | None = None
+
+
+class _Completion(Struct, gc=False):
+    usage: _Usage
+    object: Literal["chat.completion", "text_completion"] | None = None
+    timings: _Timings | None = None
+    error: None = None
+    type: None = None
+
+
+_completion = msgspec.json.Decoder(_Completion)
+
+
+def read_completion(body: bytes) -> Said | None:
+    """What :func:`read_body` tells of a usual answer to ``chat`` or ``completion``.
+
+    :return: ``None`` says nothing: use :func:`read_body`.
+    """
+    try:
+        fields = _completion.decode(body)
+    except UNREADABLE:
+        return None
+    usage, timings = fields.usage, fields.timings
+    if usage.input_tokens is not _ABSENT or usage.cache_read_input_tokens is not _ABSENT:
+        return None
+    details = usage.prompt_tokens_details
+    cached = None if details is None else details.cached_tokens
+    said = Said(told=Tokens(usage.prompt_tokens, cached, usage.completion_tokens))
+    if timings is not None:
+        _learn_timings(said, *_measured(*astuple(timings)))
+    return said
+
+
+class _Delta(Struct, gc=False):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+
+
+class _Choice(Struct, gc=False):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: None = None
+
+
+class _Chunk(Struct, gc=False):
+    choices: list[_Choice]
+    object: Literal["chat.completion.chunk", "text_completion"] | None = None
+    usage: None = None
+    timings: None = None
+    error: None = None
+    type: None = None
+    response: None = None
+    stop: None = None
+    stop_type: None = None
+    done: None = None
+    tokens_predicted: Raw = _ABSENT  # these two tell something even when null
+    eval_count: Raw = _ABSENT
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+def read_chunk(payload: bytes) -> bool | None:
+    """Whether an event of ``chat`` or ``completion`` that says nothing else carries content.
+
+    :return: ``None`` says nothing: use :func:`read`.
+    """
+    try:
+        chunk = _chunk.decode(payload)
+    except UNREADABLE:
+        return None
+    if not chunk.choices or chunk.tokens_predicted is not _ABSENT or chunk.eval_count is not _ABSENT:
+        return None
+    for choice in chunk.choices:
+        delta = choice.delta
+        if choice.text or (
+            delta is not None
+            and (delta.content or delta.reasoning_content or delta.reasoning or delta.refusal)
+        ):
+            return True
+    return False
+
+
+# An event is plain when it decodes as one of these: msgspec checks that for
+# less than the price of two searches for a substring.
 
 
 class _PlainChoice(Struct, gc=False):
@@ -335,55 +466,26 @@ class _PlainDelta(Struct, gc=False):
     error: None = None
 
 
-_chunk = msgspec.json.Decoder(_PlainChunk)
-_native = msgspec.json.Decoder(_PlainNative)
-_block_delta = msgspec.json.Decoder(_PlainBlockDelta)
-_delta = msgspec.json.Decoder(_PlainDelta)
+_plain_chunk = msgspec.json.Decoder(_PlainChunk).decode
+_plain_native = msgspec.json.Decoder(_PlainNative).decode
+_plain_block_delta = msgspec.json.Decoder(_PlainBlockDelta).decode
+_plain_delta = msgspec.json.Decoder(_PlainDelta).decode
 
-
-def _plain_chunk(payload: bytes) -> bool:
-    try:
-        _chunk.decode(payload)
-    except _UNREADABLE:
-        return False
-    return True
-
-
-def _plain_native(payload: bytes) -> bool:
-    try:
-        return not _native.decode(payload).stop
-    except _UNREADABLE:
-        return False
-
-
-def _plain_block_delta(payload: bytes) -> bool:
-    try:
-        _block_delta.decode(payload)
-    except _UNREADABLE:
-        return False
-    return True
-
-
-def _plain_delta(payload: bytes) -> bool:
-    try:
-        return _delta.decode(payload).type.endswith(".delta")
-    except _UNREADABLE:
-        return False
-
-
-_PLAIN: dict[str, Callable[[bytes], bool]] = {
+_PLAIN: dict[str, Callable[[bytes], object]] = {
     "chat": _plain_chunk,
     "completion": _plain_chunk,
-    "native": _plain_native,
+    "native": lambda payload: not _plain_native(payload).stop,
     "messages": _plain_block_delta,
-    "responses": _plain_delta,
+    "responses": lambda payload: _plain_delta(payload).type.endswith(".delta"),
 }
 
 
-def plain_test(dialect: str) -> Callable[[bytes], bool] | None:
+def plain_test(dialect: str) -> Callable[[bytes], object] | None:
     """The test for "one more piece of the answer and nothing else", if the dialect has one.
 
-    Exact for an end, an error, usage and timings: an event that passes has
-    none of them. Approximate for content: a role-only chunk passes too.
+    It returns something true, or something false, or raises one of
+    :data:`UNREADABLE`, which is a no as well: a call more would cost a sixth of
+    what an event may. Exact for an end, an error, usage and timings: an event
+    that passes has none of them. Approximate for content: a role-only chunk passes too.
     """
     return _PLAIN.get(dialect)

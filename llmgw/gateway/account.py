@@ -37,7 +37,6 @@ class Account:
         "attempts",
         "backend",
         "charged",
-        "first_content_s",
         "key",
         "meter",
         "model",
@@ -73,7 +72,6 @@ class Account:
         self.usage: Usage | None = None
         self.read_s: float | None = None
         self.sent_s: float | None = None
-        self.first_content_s: float | None = None
         self.outcome = "done"
         self.status = 0
 
@@ -83,9 +81,9 @@ class Account:
         A stream that told no usage, or was left, is charged the estimate of its
         prompt and the events that came (``behaviour.md`` section 6).
         """
-        if self.meter is None:
-            return None
-        return self.usage or self.meter.estimated_usage(self.prompt_estimate)
+        if self.usage is not None or self.meter is None:
+            return self.usage
+        return self.meter.estimated_usage(self.prompt_estimate)
 
     def close(self) -> None:
         """Settle, count, and write. Further calls do nothing."""
@@ -99,7 +97,7 @@ class Account:
         if self.charged is not None:
             gateway.settle(self.charged, used)
         status = self.status or incoming.status or CLIENT_GONE
-        first_s = self.first_content_s
+        first_s = None if self.meter is None else self.meter.first_content_s
         arrived_s = incoming.arrived_s
         ttft_s = None if first_s is None else first_s - arrived_s
         overhead_s = None if self.sent_s is None or self.read_s is None else self.sent_s - self.read_s
@@ -110,6 +108,9 @@ class Account:
             gateway.metrics.client_abort()
         log = gateway.access_log
         if log is None:
+            return
+        share = gateway.config.log.access_sample
+        if share < 1 and status < 400 and gateway.dice.random() >= share:
             return
         agent = incoming.head.headers.get(b"user-agent")
         log.write(

@@ -15,19 +15,27 @@ from llmgw.core.assemble import Assembler
 from llmgw.core.meter import Meter
 from llmgw.core.retry import retry_after
 from llmgw.core.sse import UsageStripper
-from llmgw.errors import GatewayError, ModelLoading, Overloaded, UpstreamError
+from llmgw.errors import (
+    ContextLengthExceeded,
+    GatewayError,
+    InvalidRequest,
+    ModelLoading,
+    Overloaded,
+    UpstreamError,
+)
 from llmgw.gateway.backend_http import (
     Deadlines,
     ask,
     collect,
     error_of,
+    exceeding_tokens,
     is_coded,
     is_json_error,
     is_loading,
     passed_headers,
     seconds_of,
 )
-from llmgw.values import Choice, Request
+from llmgw.values import Choice, Request, Usage
 from llmgw.wire.relay import Assembly, Relay
 from llmgw.wire.upstream import UpstreamFault
 
@@ -54,11 +62,18 @@ class Failed:
 
     :ivar error: what the client gets if nothing better comes.
     :ivar answer: the backend's own answer, passed on in place of ``error``.
+    :ivar exact_tokens: the prompt's length by the backend's word, which was too much for it.
     """
 
-    def __init__(self, error: GatewayError, answer: tuple[ResponseHead, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        error: GatewayError,
+        answer: tuple[ResponseHead, bytes] | None = None,
+        exact_tokens: int | None = None,
+    ) -> None:
         self.error = error
         self.answer = answer
+        self.exact_tokens = exact_tokens
 
 
 class Attempt:
@@ -109,6 +124,8 @@ class Attempt:
             connection, head = await ask(self.upstream.pool, payload, self._deadlines(), rest)
             if head.status in COLLECTED:
                 return self._judge(head, await collect(connection))
+            if head.status == 400 and self.llama_server:
+                return self._refused(head, await collect(connection))
         except UpstreamFault as fault:
             ok, reason = self._verdict(fault)
             lease.finish(gateway.clock(), ok, reason, refused=reason == "refused")
@@ -212,6 +229,19 @@ class Attempt:
             self.answering.answer_json(200, headers, assembler.result())
         return None
 
+    def _refused(self, head: ResponseHead, body: bytes) -> Failed:
+        """A 400 is the client's affair, and it gets the backend's own words; but one for
+        a prompt that is too long tells its exact length, and another backend may have
+        a larger window."""
+        self.lease.finish(self.gateway.clock(), ok=True, reason="status_400")
+        self.account.usage = Usage()
+        tokens = exceeding_tokens(body)
+        error = InvalidRequest("the backend refused the request")
+        if tokens is not None:
+            error = ContextLengthExceeded("the prompt is longer than the backend's window")
+            error.may_retry = True
+        return Failed(error, (head, body), exact_tokens=tokens)
+
     def _judge(self, head: ResponseHead, body: bytes) -> Failed:
         """What a backend's 429 or 5xx means: for the lease, and for the client."""
         now_s = self.gateway.clock()
@@ -294,7 +324,6 @@ class Attempt:
 
     def _finish_lease(self, meter: Meter, *, ok: bool, reason: str) -> None:
         account = self.account
-        account.first_content_s = meter.first_content_s
         usage = account.usage = meter.usage
         self.lease.finish(
             self.gateway.clock(),

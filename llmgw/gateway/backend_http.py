@@ -118,6 +118,15 @@ class Outbound:
         )
 
 
+class _TooLongError(msgspec.Struct):
+    type: str = ""
+    n_prompt_tokens: int | None = None
+
+
+class _TooLong(msgspec.Struct):
+    error: _TooLongError
+
+
 class Deadlines(msgspec.Struct, frozen=True):
     """How long an attempt may take; see ``UpstreamConnection.request``."""
 
@@ -226,6 +235,16 @@ def is_coded(head: ResponseHead) -> bool:
     """The body is compressed: its bytes pass, but there is nothing to be read in them."""
     coding = head.get(b"content-encoding")
     return coding is not None and coding.strip().lower() != b"identity"
+
+
+def exceeding_tokens(body: bytes) -> int | None:
+    """The exact length of a prompt that was too long for a llama-server, by its error
+    (``type`` ``exceed_context_size_error``, ``n_prompt_tokens``); ``None`` for other errors."""
+    try:
+        error = msgspec.json.decode(body, type=_TooLong).error
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return error.n_prompt_tokens if error.type == "exceed_context_size_error" else None
 
 
 def is_loading(body: bytes) -> bool:

@@ -180,7 +180,7 @@ class Exchange:
         account.streaming = parsed.stream
         if caller.models is not None and name not in caller.models and target not in caller.models:
             raise ModelNotAllowed(f"this key may not use the model {name[:256]!r}", param="model")
-        if not gateway.fleet.serves(target):
+        if not gateway.fleet.serves(target) or not self._has_dialect(outgoing.route, target):
             raise ModelNotFound(f"no such model: {name[:256]!r}", param="model")
         account.target = target
         outgoing.target = target
@@ -242,7 +242,7 @@ class Exchange:
                 await deferLater(gateway.reactor, pause_s)
                 now_s = gateway.clock()
                 try:
-                    choice = self._choose(request, tried, now_s)
+                    choice = self._choose(request, tried, now_s, failed.exact_tokens)
                 except GatewayError:
                     self._give_up(failed)
                     return
@@ -250,10 +250,12 @@ class Exchange:
             finally:
                 gateway.budget.done()
 
-    def _choose(self, request: Request, tried: frozenset[str], now_s: float) -> Choice:
+    def _choose(
+        self, request: Request, tried: frozenset[str], now_s: float, exact_tokens: int | None = None
+    ) -> Choice:
         """Who is asked next. The lease must be taken in the same turn."""
         gateway = self.gateway
-        candidates = gateway.fleet.candidates(request, now_s, exclude=tried)
+        candidates = gateway.fleet.candidates(request, now_s, exclude=tried, exact_tokens=exact_tokens)
         choice = gateway.choose(request, candidates, now_s)
         if choice is None:
             raise Overloaded(
@@ -298,7 +300,7 @@ class Exchange:
         if attempts > (1 if error.status == 504 else gateway.config.retry.attempts):
             return False
         try:
-            gateway.fleet.candidates(request, now_s, exclude=tried)
+            gateway.fleet.candidates(request, now_s, exclude=tried, exact_tokens=failed.exact_tokens)
         except GatewayError:
             return False
         if not gateway.budget.take(now_s):
@@ -319,6 +321,13 @@ class Exchange:
         self.answering.answer(head.status, headers, body)
 
     # --- small decisions ---
+
+    def _has_dialect(self, route: Route, model: str) -> bool:
+        """Somebody who serves ``model`` speaks the route's dialect."""
+        if route.errors != OLLAMA:
+            return True
+        ids = self.gateway.fleet.models(self.gateway.clock()).get(model, tuple(self.gateway.upstreams))
+        return bool(set(ids) - self._unsuited(route))
 
     def _unsuited(self, route: Route) -> frozenset[str]:
         """Backends that do not have the route: Ollama's own is only Ollama's."""

@@ -78,7 +78,7 @@ class Task:
 
     log = Logger()
 
-    __slots__ = ("_coroutine", "_on_end", "_running", "_waiting", "done")
+    __slots__ = ("_cancelled", "_coroutine", "_on_end", "_waiting", "done")
 
     def __init__(
         self, coroutine: Coroutine[Any, None, None], on_end: Callable[[Task], None] | None = None
@@ -86,7 +86,7 @@ class Task:
         self._coroutine = coroutine
         self._on_end = on_end
         self._waiting: Any = None
-        self._running = False
+        self._cancelled = False
         self.done = False
 
     def start(self) -> bool:
@@ -105,6 +105,8 @@ class Task:
         if waiting is None:
             return
         if isinstance(waiting, Deferred):
+            # Cancelling may make it fail in words of its own; here it is still a cancel.
+            self._cancelled = True
             waiting.cancel()
             return
         waiting._task = None
@@ -133,7 +135,11 @@ class Task:
     def _resume(self, result: Any) -> Any:
         """A Deferred has fired. Awaiting takes a value from it; a failure it can't hand
         over while its callbacks run, so that is thrown."""
-        self._step(result.value if isinstance(result, Failure) else None)
+        if self._cancelled:
+            self._cancelled = False
+            self._step(CancelledError())
+        else:
+            self._step(result.value if isinstance(result, Failure) else None)
         return None
 
     def _end(self) -> None:

@@ -12,7 +12,7 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet import error, ssl
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
 from twisted.internet.protocol import Factory
 from twisted.python.filepath import FilePath
@@ -23,7 +23,7 @@ from llmgw.wire.upstream import UpstreamConnection, UpstreamFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twisted.internet.interfaces import IStreamClientEndpoint
+    from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
     from llmgw.core.http import HeadLimits
     from llmgw.wire.eager import Outbox
@@ -56,6 +56,10 @@ def endpoint_for(
     return endpoint
 
 
+LOOK_UP_S = 2.0
+"""How long a name may take to be looked up."""
+
+
 class _Connector(Factory):
     """Makes the connections of one pool."""
 
@@ -81,6 +85,7 @@ class Pool:
         self,
         make_endpoint: Callable[[], IStreamClientEndpoint],
         *,
+        reactor: IReactorTime,
         tls: bool,
         sweep: Sweep,
         outbox: Outbox,
@@ -90,6 +95,7 @@ class Pool:
         close_grace_s: float,
     ) -> None:
         self._make_endpoint = make_endpoint
+        self._reactor = reactor
         self._tls = tls
         self.sweep = sweep
         self.outbox = outbox
@@ -119,6 +125,8 @@ class Pool:
         """
         self.connects += 1
         connecting: Deferred[Any] = self._make_endpoint().connect(_Connector(self))
+        # The endpoint's own limit begins when the name has been looked up.
+        connecting.addTimeout(self.connect_s + LOOK_UP_S, self._reactor)
         connecting.addErrback(_translate)
         if self._tls:
             return connecting.addCallback(self._handshake)
@@ -166,7 +174,7 @@ def _translate(failure: Any) -> Any:
     detail = failure.getErrorMessage()
     if isinstance(fault, error.ConnectionRefusedError | error.NoRouteError):
         raise UpstreamFault("refused", detail)
-    if isinstance(fault, error.TimeoutError):
+    if isinstance(fault, error.TimeoutError | TimeoutError):
         raise UpstreamFault("timeout_connect", detail)
     if isinstance(fault, error.DNSLookupError):
         raise UpstreamFault("dns", detail)

@@ -176,7 +176,15 @@ def access_line(gateway: Gateway, answer: Answer) -> dict[str, object]:
 
 # --- hop by hop --------------------------------------------------------------------
 
-KNOWN_TO_BACKENDS = {"host", "user-agent", "content-type", "x-request-id", "content-length"}
+KNOWN_TO_BACKENDS = {
+    "host",
+    "user-agent",
+    "accept-encoding",
+    "content-type",
+    "x-request-id",
+    "content-length",
+}
+"""Without more from the client, a backend sees no other header."""
 
 
 def test_s_hop_1_hop_by_hop_headers_of_a_client_stop_here(gateway: Gateway, backend: Scripted) -> None:
@@ -187,7 +195,7 @@ def test_s_hop_1_hop_by_hop_headers_of_a_client_stop_here(gateway: Gateway, back
     answer = gateway.ask(post(headers=bearer(ALICE) + headers))
     assert (answer.status, answer.get("connection")) == (200, "close")
     [request] = backend.requests
-    assert {name.lower() for name, _ in request.headers} == KNOWN_TO_BACKENDS
+    assert {name.lower() for name, _ in request.headers} <= KNOWN_TO_BACKENDS
 
 
 def test_s_hop_1_what_connection_nominates_is_not_passed_even_if_usually_passed(
@@ -278,7 +286,7 @@ def test_s_xff_1_a_spoofed_address_is_dropped(gateway: Gateway, backend: Scripte
     )
     answer = gateway.ask(post(headers=bearer(ALICE) + headers))
     assert access_line(gateway, answer)["peer"] == "127.0.0.1"
-    assert {name.lower() for name, _ in backend.requests[0].headers} == KNOWN_TO_BACKENDS
+    assert {name.lower() for name, _ in backend.requests[0].headers} <= KNOWN_TO_BACKENDS
 
 
 def test_s_xff_1_the_proxy_protocol_names_the_client(gateway: Gateway) -> None:
@@ -312,7 +320,7 @@ def test_s_key_2_no_credential_header_passes(gateway: Gateway, backend: Scripted
     headers = bearer(ALICE) + f"x-api-key: {ALICE}\r\napi-key: {ALICE}\r\n"
     headers += "".join(f"{name}: other-secret\r\n" for name in names)
     assert gateway.ask(post(headers=headers)).status == 200
-    assert {name.lower() for name, _ in backend.requests[0].headers} == KNOWN_TO_BACKENDS
+    assert {name.lower() for name, _ in backend.requests[0].headers} <= KNOWN_TO_BACKENDS
 
 
 def test_s_key_3_no_key_in_logs_or_bodies(gateway: Gateway) -> None:
@@ -656,3 +664,51 @@ def test_s_ws_2_an_upgrade_with_a_body_does_not_spill_over(gateway: Gateway, bac
     assert gateway.ask(post(headers=h2c)).status == 200
     assert json.loads(backend.requests[0].body) == json.loads(chat_body())
     assert backend.requests[0].get("upgrade") is None
+
+
+# --- what a plugin says ----------------------------------------------------------------
+
+ROUTER = r"""
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+from llmgw.interfaces import CONTRACT, IRouter, IRouterFactory
+from llmgw.values import Choice
+
+@implementer(IRouter)
+class Talkative:
+    def choose(self, request, candidates, now_s):
+        why = f"chosen for {request.session}\r\nSet-Cookie: a=b\r\n\r\n\x00\u2028"
+        return Choice(candidates[0], None, 1.0, why)
+    def observe(self, event):
+        pass
+
+@implementer(IPlugin, IRouterFactory)
+class Factory:
+    name = "talkative"
+    description = "says too much"
+    contract = CONTRACT
+    def build(self, options):
+        return Talkative()
+
+factory = Factory()
+"""
+
+
+def test_s_rsp_2_the_reason_of_a_router_cannot_split_a_response(tmp_path: Path, backend: Scripted) -> None:
+    plugins = tmp_path / "twisted" / "plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "talkative_router.py").write_text(ROUTER)
+    keys = write_keys(tmp_path / "keys.toml", key_table("alice", ALICE, "show_decision = true"))
+    config = f'auth = ["keys:{keys}"]\n[router]\nplugin = "talkative"\n[log]\naccess = "access.log"\n'
+    gateway = Gateway(tmp_path, config + backend_table(backend), environment={"PYTHONPATH": str(tmp_path)})
+    try:
+        answer = gateway.ask(post(headers=bearer(ALICE), body=chat_body(session_id="x\r\nSet-Cookie: c=d")))
+        assert (answer.status, answer.clean, answer.json["id"]) == (200, True, "c1")
+        assert answer.get("set-cookie") is None
+        assert (answer.get("x-llmgw-decision") or "").startswith("b; chosen for x")
+        line = access_line(gateway, answer)
+        assert "\u2028" in str(line["why"])
+        assert b"\xe2\x80\xa8" not in (tmp_path / "access.log").read_bytes()
+    finally:
+        gateway.stop()
+    assert "Traceback" not in gateway.log

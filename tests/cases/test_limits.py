@@ -95,6 +95,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     request_head_s = 0.6
     keepalive_s = 0.9
     keepalive_requests = 4
+    keepalive_age_s = 1.0
     body_s = 0.7
     body_rate = 20000
     [limits]
@@ -145,6 +146,15 @@ def test_a_connection_serves_so_many_requests_and_says_so(hasty: Gateway) -> Non
         for number in range(4):
             client.send(get("/health"))
             assert client.read_answer("GET").get("connection") == ("close" if number == 3 else None)
+        assert client.is_closed(1)
+
+
+def test_an_old_connection_is_closed_with_its_next_answer(hasty: Gateway) -> None:
+    with hasty.client() as client:
+        for expected in (None, None, "close"):
+            client.send(get("/health"))
+            assert client.read_answer("GET").get("connection") == expected
+            time.sleep(0.55)
         assert client.is_closed(1)
 
 

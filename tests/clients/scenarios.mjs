@@ -50,7 +50,7 @@ const scenarios = {
   },
 
   async choices() {
-    const asked = { model: "pair", messages, n: 2, max_tokens: 4, logprobs: true };
+    const asked = { model: "pair", messages, n: 2, max_tokens: 4, logprobs: true, temperature: 0 };
     const { choices } = await client.chat.completions.create(asked);
     return choices.map(({ index, logprobs }) => [index, logprobs.content.length]);
   },

@@ -104,7 +104,14 @@ def test_a_tools_result_is_taken(client: Any) -> None:
 
 
 def test_log_probabilities(client: Any) -> None:
-    asked = {"model": "tiny", "messages": WORDS, "logprobs": True, "top_logprobs": 2, "max_tokens": 4}
+    asked = {
+        "model": "tiny",
+        "messages": WORDS,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 4,
+        **GREEDY,
+    }
     told = client.chat.completions.create(**asked).choices[0].logprobs.content
     assert len(told) == 4
     assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in told)
@@ -140,7 +147,7 @@ def test_text_completion(client: Any) -> None:
 
 
 def test_responses(client: Any) -> None:
-    answer = client.responses.create(model="tiny", input="Hello", max_output_tokens=6)
+    answer = client.responses.create(model="tiny", input="Hello", max_output_tokens=6, temperature=0)
     assert answer.output_text
     assert answer.usage.output_tokens == 6
     with client.responses.create(model="tiny", input="Hello", max_output_tokens=6, stream=True) as stream:

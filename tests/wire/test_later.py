@@ -156,6 +156,20 @@ def test_cancelling_a_task_that_waits_for_a_deferred_cancels_the_deferred():
     assert seen == ["cancelled"]
 
 
+def test_a_deferred_that_fails_in_words_of_its_own_when_cancelled_is_cancelled_all_the_same():
+    deferred = Deferred(lambda waiting: waiting.errback(OSError("no address")))
+    seen = []
+
+    async def work():
+        try:
+            await deferred
+        except CancelledError:
+            seen.append("cancelled")
+
+    carried(work()).cancel()
+    assert seen == ["cancelled"]
+
+
 def test_the_end_is_told_once_and_not_when_it_came_within_start():
     ended = []
     later = Later()

@@ -33,6 +33,7 @@ def connect(endpoint: Endpoint) -> Deferred[Any]:
     clock = Clock()
     pool = Pool(
         lambda: endpoint,  # type: ignore[arg-type, return-value]
+        reactor=clock,
         tls=False,
         sweep=Sweep(clock, clock.seconds),
         outbox=None,  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""From a checked configuration to the parts it names, each built and verified.
+
+Whatever a part finds wrong comes out as :class:`~llmgw.errors.ConfigError` or
+:class:`~llmgw.errors.PluginError` with the key's path; nothing is started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.application import strports
+from twisted.cred import strcred
+
+from llmgw import plugins
+from llmgw.access.flood import FailureFlood
+from llmgw.config import is_loopback_endpoint
+from llmgw.core.body import BodyLimits
+from llmgw.errors import ConfigError, ConfigFault, PluginError
+from llmgw.gateway.caller import Callers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llmgw.config import Config
+
+
+def check_supported(config: Config, reactor: Any) -> None:
+    """Refuse what the configuration may say and this version cannot do.
+
+    :raise ConfigError: every such key.
+    """
+    faults: list[ConfigFault] = []
+    if config.workers > 1:
+        faults.append(ConfigFault("workers", "more than one worker is not supported yet"))
+    if config.admission.max_wait_s > 0:
+        faults.append(ConfigFault("admission.max_wait_s", "waiting for a slot is not supported yet"))
+    if faults:
+        raise ConfigError(faults, config.source)
+    for index, table in enumerate(config.discovery):
+        plugins.build("discovery", table.plugin, table.options, reactor, where=f"discovery[{index}]")
+
+
+def check_listeners_are_guarded(listen: Sequence[str], config: Config) -> None:
+    """Refuse to open to everybody a listener that strangers can reach.
+
+    :param listen: the listeners that are really open, which a reload cannot change.
+    :raise ConfigError: ``auth`` is empty and one of them is not on loopback.
+    """
+    if config.auth:
+        return
+    for text in listen:
+        if not is_loopback_endpoint(text):
+            why = f"must not be empty while {text} is open to others than this machine"
+            fault = ConfigFault("auth", why)
+            raise ConfigError([fault], config.source)
+
+
+def build_listeners(
+    key: str, descriptions: Sequence[str], factory: Any, reactor: Any
+) -> list[tuple[str, Any]]:
+    """Services for endpoint descriptions, each beside its description; nothing is bound yet.
+
+    :param key: ``listen`` or ``admin``, for the faults.
+    :raise ConfigError: no such endpoint, or its parameters are wrong.
+    """
+    listeners: list[tuple[str, Any]] = []
+    faults: list[ConfigFault] = []
+    for index, text in enumerate(descriptions):
+        try:
+            listeners.append((text, strports.service(text, factory, reactor)))
+        except Exception as error:  # each endpoint parser has errors of its own
+            why = " ".join(str(error).split()) or type(error).__name__
+            faults.append(ConfigFault(f"{key}[{index}]", f"{text}: {why}"))
+    if faults:
+        raise ConfigError(faults)
+    return listeners
+
+
+def build_limiter(config: Config, reactor: Any) -> Any:
+    """The configured rate limiter."""
+    table = config.rate_limiter
+    return plugins.build("rate-limiter", table.plugin, table.options, reactor, where="rate_limiter")
+
+
+def build_router(config: Config) -> Any:
+    """The configured router."""
+    return plugins.build("router", config.router.plugin, config.router.options, where="router")
+
+
+def build_callers(config: Config) -> Callers:
+    """The configured checkers; none at all means anybody, on loopback only.
+
+    :raise ConfigError: an ``auth`` entry is wrong.
+    """
+    checkers = []
+    faults: list[ConfigFault] = []
+    for index, text in enumerate(config.auth or ("anonymous",)):
+        name, _, argument = text.partition(":")
+        try:
+            checkers.append(plugins.build("credentials", name, argument, where=f"auth[{index}]"))
+        except ConfigError as error:
+            # A key file has faults of its own: say which file.
+            file = f"{error.source}: " if error.source else ""
+            faults += [ConfigFault(fault.where, file + fault.what) for fault in error.faults]
+        except PluginError as error:
+            faults.append(ConfigFault("", str(error)))
+        except strcred.StrcredException as error:
+            faults.append(ConfigFault(f"auth[{index}]", str(error)))
+    if faults:
+        raise ConfigError(faults, config.source)
+    return Callers(checkers, FailureFlood())
+
+
+def body_limits(config: Config) -> BodyLimits:
+    """The part of ``[limits]`` that request bodies are read with."""
+    limits = config.limits
+    return BodyLimits(
+        depth=limits.json_depth,
+        structural=limits.json_structural,
+        number_digits=limits.json_digits,
+        messages=limits.messages,
+        tools=limits.tools,
+        stop=limits.stop,
+        n=limits.n,
+    )

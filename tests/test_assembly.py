@@ -1,0 +1,56 @@
+"""What is built from a configuration, and what is refused before anything starts."""
+
+import pytest
+from twisted.internet import reactor
+
+from llmgw.assembly import build_listeners, check_listeners_are_guarded, check_supported
+from llmgw.config import parse_config
+from llmgw.errors import ConfigError, PluginError
+
+
+def config(text=""):
+    return parse_config('[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n' + text, source="", base_dir="/")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[admission]\nmax_wait_s = 1\n", "admission.max_wait_s"),
+    ],
+)
+def test_what_cannot_be_done_yet_is_refused_and_named(text, where):
+    with pytest.raises(ConfigError) as refused:
+        check_supported(config(text), reactor)
+    assert [fault.where for fault in refused.value.faults] == [where]
+
+
+def test_more_than_one_worker_is_refused():
+    text = 'workers = 2\n[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n'
+    with pytest.raises(ConfigError, match="workers"):
+        check_supported(parse_config(text, source="", base_dir="/"), reactor)
+
+
+def test_a_discovery_that_is_not_installed_is_refused():
+    with pytest.raises(PluginError, match=r"discovery\[0\]"):
+        check_supported(config('[[discovery]]\nplugin = "no-such"\n'), reactor)
+
+
+@pytest.mark.parametrize("text", ["foo:1", "systemd:domain=INET:index=0", "tcp:x"])
+def test_an_endpoint_that_cannot_be_made_is_a_fault_with_its_key(text):
+    with pytest.raises(ConfigError) as refused:
+        build_listeners("listen", ["tcp:0:interface=127.0.0.1", text], None, reactor)
+    [fault] = refused.value.faults
+    assert fault.where == "listen[1]"
+    assert text in fault.what
+
+
+def test_an_open_listener_is_never_left_without_keys():
+    """A reload cannot close a listener, so it must not take the keys away either."""
+    with pytest.raises(ConfigError) as refused:
+        check_listeners_are_guarded(["tcp:8000:interface=127.0.0.1", "tcp:18000"], config())
+    assert refused.value.faults[0].where == "auth"
+    check_listeners_are_guarded(["tcp:8000:interface=127.0.0.1"], config())
+    keyed = parse_config(
+        'auth = ["anonymous"]\n[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n', source="", base_dir="/"
+    )
+    check_listeners_are_guarded(["tcp:18000"], keyed)
