@@ -108,7 +108,7 @@ class Timeouts(Struct, frozen=True):
 
     tls_handshake_s: Seconds = 10.0
     request_head_s: Seconds = 10.0
-    keepalive_s: Seconds = 75.0
+    keepalive_s: Seconds = 80.0
     keepalive_requests: Count = 1000
     keepalive_age_s: Seconds = 3600.0
     body_s: Seconds = 30.0

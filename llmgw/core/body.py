@@ -3,7 +3,8 @@
 A body is read once, into an :class:`Ask`, and otherwise passed on as it came:
 :func:`splice` replaces, adds or removes top-level members and leaves every
 other byte alone. No object tree is ever built, so the work per request is one
-linear pass at C speed, however long the prompt is.
+linear pass at C speed, however long the prompt is. What stands around the
+messages of a short body is remembered, as clients send it again and again.
 
 ``stream`` counts only when it is JSON ``true``; ``"true"``, ``1`` and ``null``
 are left for the backend to judge, and its response's type decides.
@@ -81,6 +82,8 @@ _RARE = frozenset((*SESSIONS, *_CHOICES, "return_tokens"))
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
 _OPEN_BRACE, _OPEN_BRACKET = b"{["
+_ANY_NUMBER = sys.maxsize
+"""Of objects: lists must be short enough whatever else the body holds."""
 _MESSAGES = b'"messages":'
 _AROUND_BYTES = 512
 """Bytes around the messages that are worth remembering."""
@@ -198,8 +201,7 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
 @lru_cache(maxsize=256)
 def _read_known(around: bytes, limits: BodyLimits, require_model: bool) -> Ask | None:
     try:
-        # Lists in it must be short enough whatever else the body holds.
-        return _read(around, limits, sys.maxsize, 0, require_model)
+        return _read(around, limits, _ANY_NUMBER, 0, require_model)
     except InvalidRequest:
         return None  # the whole body will tell why
 
@@ -253,8 +255,10 @@ def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: byt
         if (
             raw is not None
             and _is_longer(raw, most, opened)
-            # So far ``opened`` may have been an upper bound.
-            and _is_longer(raw, most, check_shape(body, limits, exempt=True).opened)
+            # Else ``opened`` may be an upper bound.
+            and (
+                opened == _ANY_NUMBER or _is_longer(raw, most, check_shape(body, limits, exempt=True).opened)
+            )
         ):
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
 

@@ -224,7 +224,7 @@ def _has_long_number(body: bytes, start: int, size: int, in_string: bool, run: i
 # --- members ------------------------------------------------------------------
 
 _KEY_CHARS = 256
-_SPACED_BYTES = 65_536
+_SPACED_BYTES = 32_768
 """A body up to this size is laid out again for comparison; walking along a larger one is quicker."""
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _STRING = msgspec.json.Decoder(str)

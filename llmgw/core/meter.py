@@ -20,19 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from llmgw.core.payload import (
-    UNREADABLE,
-    Said,
-    Timings,
-    Tokens,
-    plain_test,
-    read,
-    read_body,
-    read_chunk,
-    read_completion,
-    read_fragment,
-)
+from llmgw.core.payload import UNREADABLE, Said, Timings, Tokens, read, read_body, read_fragment
 from llmgw.core.sse import EVENT_LIMIT, Event, EventSplitter
+from llmgw.core.usual import plain_test, read_chunk, read_completion
 from llmgw.values import Usage
 
 _BODY_LIMIT = 1 << 20

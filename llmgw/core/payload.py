@@ -2,12 +2,7 @@
 
 The object may be one event's data, one NDJSON line or a whole body, of any of
 the dialects: their fields do not clash, so :func:`read` and :func:`read_body`
-go by shape and need no dialect.
-
-Most objects say little. :func:`read_chunk`, :func:`read_completion` and the
-test that :func:`plain_test` gives take the usual ones of one dialect in a
-single typed decoding, where whatever could say more must be null or absent;
-they leave all others to the general readers, and never tell anything else than those.
+go by shape and need no dialect. The usual objects are read for less by :mod:`llmgw.core.usual`.
 
 :source: ``chat``, ``completion``, ``native``: llama.cpp ``tools/server/README.md``
     and recordings of build b11549; ``responses``, ``messages``: the OpenAI and
@@ -17,16 +12,15 @@ they leave all others to the general readers, and never tell anything else than 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Raw, Struct
-from msgspec.structs import astuple
+from msgspec import Raw, Struct
 
 _ERROR_LIMIT = 200
-_COUNT_LIMIT = 1 << 40
-_ABSENT = Raw(b"")
+COUNT_LIMIT = 1 << 40
+ABSENT = Raw(b"")
+"""Stands for a field that is not there."""
 
 UNREADABLE = (ValueError, RecursionError)
 """What a decoder raises for what it cannot take."""
@@ -83,28 +77,28 @@ class Said(Struct):
 class _Object(Struct):
     """Slices of the fields that matter; all else is skipped unread."""
 
-    choices: Raw = _ABSENT
-    index: Raw = _ABSENT
-    usage: Raw = _ABSENT
-    timings: Raw = _ABSENT
-    error: Raw = _ABSENT
-    object: Raw = _ABSENT
-    type: Raw = _ABSENT
-    message: Raw = _ABSENT
-    delta: Raw = _ABSENT
-    response: Raw = _ABSENT
-    content_block: Raw = _ABSENT
-    content: Raw = _ABSENT
-    thinking: Raw = _ABSENT
-    stop: Raw = _ABSENT
-    stop_type: Raw = _ABSENT
-    done: Raw = _ABSENT
-    tokens_evaluated: Raw = _ABSENT
-    tokens_predicted: Raw = _ABSENT
-    prompt_eval_count: Raw = _ABSENT
-    prompt_eval_duration: Raw = _ABSENT
-    eval_count: Raw = _ABSENT
-    eval_duration: Raw = _ABSENT
+    choices: Raw = ABSENT
+    index: Raw = ABSENT
+    usage: Raw = ABSENT
+    timings: Raw = ABSENT
+    error: Raw = ABSENT
+    object: Raw = ABSENT
+    type: Raw = ABSENT
+    message: Raw = ABSENT
+    delta: Raw = ABSENT
+    response: Raw = ABSENT
+    content_block: Raw = ABSENT
+    content: Raw = ABSENT
+    thinking: Raw = ABSENT
+    stop: Raw = ABSENT
+    stop_type: Raw = ABSENT
+    done: Raw = ABSENT
+    tokens_evaluated: Raw = ABSENT
+    tokens_predicted: Raw = ABSENT
+    prompt_eval_count: Raw = ABSENT
+    prompt_eval_duration: Raw = ABSENT
+    eval_count: Raw = ABSENT
+    eval_duration: Raw = ABSENT
 
 
 _object = msgspec.json.Decoder(_Object)
@@ -123,7 +117,7 @@ def read(payload: bytes) -> Said | None:
     if choices:
         said.choice = _count(_get(choices[0], "index")) or 0
     else:
-        said.alone = fields.choices is not _ABSENT
+        said.alone = fields.choices is not ABSENT
     kind = _value(fields.type)
     if kind == "message_start":
         said.opening = _usage(_get(_value(fields.message), "usage"))
@@ -165,7 +159,7 @@ def read_fragment(part: bytes) -> Said:
     for key, pattern in _FRAGMENTS.items():
         at = part.rfind(key)
         match = pattern.match(part, at) if at >= 0 else None
-        found[key] = Raw(match[1]) if match else _ABSENT
+        found[key] = Raw(match[1]) if match else ABSENT
     return _read_outcome(_Object(usage=found[b'"usage"'], timings=found[b'"timings"']))
 
 
@@ -175,10 +169,10 @@ def _read_outcome(fields: _Object) -> Said:
     usage = _value(fields.usage) or _get(response, "usage")
     timings = _value(fields.timings)
     if isinstance(timings, dict):
-        _learn_timings(said, *_timings(timings))
+        add_timings(said, *_timings(timings))
     if isinstance(usage, dict):
         said.told = _usage(usage)
-    elif fields.tokens_predicted is not _ABSENT and _value(fields.stop) is not False:
+    elif fields.tokens_predicted is not ABSENT and _value(fields.stop) is not False:
         said.choice = _count(_value(fields.index)) or 0
         # tokens_cached is the fill of the slot afterwards, not what was reused.
         said.told = Tokens(
@@ -186,7 +180,7 @@ def _read_outcome(fields: _Object) -> Said:
             cached=said.timed.cached if said.timed else None,
             output=_count(_value(fields.tokens_predicted)),
         )
-    elif fields.eval_count is not _ABSENT:
+    elif fields.eval_count is not ABSENT:
         output = _count(_value(fields.eval_count))
         said.told = Tokens(prompt=_count(_value(fields.prompt_eval_count)), output=output)
         prompt_s = _seconds(_value(fields.prompt_eval_duration), 1e-9)
@@ -212,17 +206,23 @@ def _usage(usage: Any) -> Tokens | None:
     return Tokens(prompt, _count(_get(usage.get("input_tokens_details"), "cached_tokens")), output)
 
 
+_MEASURES = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "predicted_per_second")
+
+
 def _timings(timings: dict[str, Any]) -> tuple[Timings, Tokens]:
-    return _measured(*[timings.get(name) for name in _Timings.__struct_fields__])
+    return measured(*map(timings.get, _MEASURES))
 
 
-def _learn_timings(said: Said, timings: Timings, timed: Tokens) -> None:
-    # All zero before the first batch of the prompt is done.
+def add_timings(said: Said, timings: Timings, timed: Tokens) -> None:
+    """Add to ``said`` what was measured, if anything was.
+
+    All is zero before the first batch of the prompt is done.
+    """
     if timed.prompt or timed.output:
         said.timings, said.timed = timings, timed
 
 
-def _measured(
+def measured(
     cache_n: Any,
     prompt_n: Any,
     prompt_ms: Any,
@@ -230,6 +230,7 @@ def _measured(
     predicted_ms: Any,
     predicted_per_second: Any,
 ) -> tuple[Timings, Tokens]:
+    """What llama-server's ``timings`` say, by the names they have there."""
     cached, fresh, output = _count(cache_n), _count(prompt_n), _count(predicted_n)
     rate = _seconds(predicted_per_second, 1.0)
     if not rate and output and output > 1:
@@ -246,7 +247,7 @@ def _error(fields: _Object) -> str | None:
     if not error:
         if _value(fields.object) == "error" or kind == "error":
             error = _value(fields.message) or "error"
-        elif fields.response is not _ABSENT and kind == "response.failed":
+        elif fields.response is not ABSENT and kind == "response.failed":
             error = _get(_value(fields.response), "error") or "error"
     if not error:
         return None
@@ -285,7 +286,7 @@ def _has_content(fields: _Object, choices: list[Any], kind: Any) -> bool:
 
 
 def _value(raw: Raw) -> Any:
-    if raw is _ABSENT:
+    if raw is ABSENT:
         return None
     try:
         return _any.decode(raw)
@@ -309,7 +310,7 @@ def _get(value: Any, key: str) -> Any:
 
 def _count(value: Any) -> int | None:
     """A number of tokens, if it can be one."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _COUNT_LIMIT:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < COUNT_LIMIT:
         return None
     return int(value)
 
@@ -318,174 +319,3 @@ def _seconds(value: Any, unit: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
         return None
     return value * unit
-
-
-# --- the usual ones -----------------------------------------------------------
-
-
-_Whole = Annotated[int, Meta(ge=0, lt=_COUNT_LIMIT)]
-
-
-class _Cached(Struct, gc=False):
-    cached_tokens: _Whole | None = None
-
-
-class _Usage(Struct, gc=False):
-    prompt_tokens: _Whole
-    completion_tokens: _Whole
-    prompt_tokens_details: _Cached | None = None
-    input_tokens: Raw = _ABSENT  # other dialects', told even when null
-    cache_read_input_tokens: Raw = _ABSENT
-
-
-class _Timings(Struct, gc=False):
-    cache_n: _Whole | None = None
-    prompt_n: _Whole | None = None
-    prompt_ms: float | None = None
-    predicted_n: _Whole | None = None
-    predicted_ms: float | None = None
-    predicted_per_second: float | None = None
-
-
-class _Completion(Struct, gc=False):
-    usage: _Usage
-    object: Literal["chat.completion", "text_completion"] | None = None
-    timings: _Timings | None = None
-    error: None = None
-    type: None = None
-
-
-_completion = msgspec.json.Decoder(_Completion)
-
-
-def read_completion(body: bytes) -> Said | None:
-    """What :func:`read_body` tells of a usual answer to ``chat`` or ``completion``.
-
-    :return: ``None`` says nothing: use :func:`read_body`.
-    """
-    try:
-        fields = _completion.decode(body)
-    except UNREADABLE:
-        return None
-    usage, timings = fields.usage, fields.timings
-    if usage.input_tokens is not _ABSENT or usage.cache_read_input_tokens is not _ABSENT:
-        return None
-    details = usage.prompt_tokens_details
-    cached = None if details is None else details.cached_tokens
-    said = Said(told=Tokens(usage.prompt_tokens, cached, usage.completion_tokens))
-    if timings is not None:
-        _learn_timings(said, *_measured(*astuple(timings)))
-    return said
-
-
-class _Delta(Struct, gc=False):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: None = None
-    function_call: None = None
-    audio: None = None
-
-
-class _Choice(Struct, gc=False):
-    delta: _Delta | None = None
-    text: str | None = None
-    finish_reason: None = None
-
-
-class _Chunk(Struct, gc=False):
-    choices: list[_Choice]
-    object: Literal["chat.completion.chunk", "text_completion"] | None = None
-    usage: None = None
-    timings: None = None
-    error: None = None
-    type: None = None
-    response: None = None
-    stop: None = None
-    stop_type: None = None
-    done: None = None
-    tokens_predicted: Raw = _ABSENT  # these two tell something even when null
-    eval_count: Raw = _ABSENT
-
-
-_chunk = msgspec.json.Decoder(_Chunk)
-
-
-def read_chunk(payload: bytes) -> bool | None:
-    """Whether an event of ``chat`` or ``completion`` that says nothing else carries content.
-
-    :return: ``None`` says nothing: use :func:`read`.
-    """
-    try:
-        chunk = _chunk.decode(payload)
-    except UNREADABLE:
-        return None
-    if not chunk.choices or chunk.tokens_predicted is not _ABSENT or chunk.eval_count is not _ABSENT:
-        return None
-    for choice in chunk.choices:
-        delta = choice.delta
-        if choice.text or (
-            delta is not None
-            and (delta.content or delta.reasoning_content or delta.reasoning or delta.refusal)
-        ):
-            return True
-    return False
-
-
-# An event is plain when it decodes as one of these: msgspec checks that for
-# less than the price of two searches for a substring.
-
-
-class _PlainChoice(Struct, gc=False):
-    finish_reason: None = None
-
-
-class _PlainChunk(Struct, gc=False):
-    choices: list[_PlainChoice]
-    usage: None = None
-    timings: None = None
-    error: None = None
-
-
-class _PlainNative(Struct, gc=False):
-    stop: bool
-    timings: None = None
-    error: None = None
-
-
-class _PlainBlockDelta(Struct, gc=False):
-    type: Literal["content_block_delta"]
-    error: None = None
-
-
-class _PlainDelta(Struct, gc=False):
-    type: str
-    delta: str
-    timings: None = None
-    error: None = None
-
-
-_plain_chunk = msgspec.json.Decoder(_PlainChunk).decode
-_plain_native = msgspec.json.Decoder(_PlainNative).decode
-_plain_block_delta = msgspec.json.Decoder(_PlainBlockDelta).decode
-_plain_delta = msgspec.json.Decoder(_PlainDelta).decode
-
-_PLAIN: dict[str, Callable[[bytes], object]] = {
-    "chat": _plain_chunk,
-    "completion": _plain_chunk,
-    "native": lambda payload: not _plain_native(payload).stop,
-    "messages": _plain_block_delta,
-    "responses": lambda payload: _plain_delta(payload).type.endswith(".delta"),
-}
-
-
-def plain_test(dialect: str) -> Callable[[bytes], object] | None:
-    """The test for "one more piece of the answer and nothing else", if the dialect has one.
-
-    It returns something true, or something false, or raises one of
-    :data:`UNREADABLE`, which is a no as well: a call more would cost a sixth of
-    what an event may. Exact for an end, an error, usage and timings: an event
-    that passes has none of them. Approximate for content: a role-only chunk passes too.
-    """
-    return _PLAIN.get(dialect)

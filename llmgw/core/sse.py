@@ -202,7 +202,7 @@ class UsageStripper:
             event = data[start : end.end()]
             start = end.end()
             if not self._passing and _is_usage_only(event):
-                out += _comments(event)
+                out += _kept(event)
                 self._skip_lf = start == len(data) and data.endswith(b"\r")
             else:
                 out.append(event)
@@ -219,9 +219,12 @@ class UsageStripper:
         """The stream is over; return what was held, unless it is a usage event."""
         held, self._held = self._held, b""
         if not self._passing and _is_usage_only(held):
-            return b"".join(_comments(held))
+            return b"".join(_kept(held))
         return held
 
 
-def _comments(event: bytes) -> list[bytes]:
-    return [line for line in event.splitlines(keepends=True) if line.startswith(b":")]
+def _kept(event: bytes) -> list[bytes]:
+    """What stays of an event that goes: comments, and the line ends before it, the first of
+    which may be the second half of a CRLF."""
+    blank = event[: len(event) - len(event.lstrip(b"\r\n"))]
+    return [blank, *(line for line in event.splitlines(keepends=True) if line.startswith(b":"))]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import (
     LAST_CHUNK,
@@ -43,12 +43,15 @@ ratio_min = 1000000
 """
 """Nothing that a test does to a backend takes it out."""
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 _ids = itertools.count(1)
 
 
-def request_id() -> str:
+def request_id(what: str = "case") -> str:
     """An id to find the access line by."""
-    return f"case-{next(_ids)}"
+    return f"{what}-{next(_ids)}"
 
 
 def ask_stream(
@@ -75,6 +78,18 @@ def streaming(*pieces: bytes, end: bytes = LAST_CHUNK, gap_s: float = 0.0, head:
             line.send(end)
 
     return script
+
+
+def by_case(scripts: Mapping[str, Script]) -> Script:
+    """A script: the one that the request's ``case`` names, for cases that run side by side."""
+    return lambda line, request: scripts[request.json["case"]](line, request)
+
+
+def side_by_side(call: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """``call`` with each of ``items``, all at once; the results in order."""
+    todo = list(items)
+    with ThreadPoolExecutor(len(todo)) as pool:
+        return list(pool.map(call, todo))
 
 
 def silent(line: Line, request: Received) -> None:
@@ -110,6 +125,7 @@ class Scene:
     def __init__(self, gateway: Gateway, backends: dict[str, Scripted]) -> None:
         self.gateway = gateway
         self.backends = backends
+        self._expected: list[tuple[str, dict[str, Any]]] = []
 
     @property
     def backend(self) -> Scripted:
@@ -128,6 +144,18 @@ class Scene:
             lambda: next((line for line in self.gateway.access if line["id"] == id), None)
         )
         return found
+
+    def expect(self, id: str, **fields: Any) -> None:
+        """The request's access line will have ``fields``; looked at when the gateway has ended,
+        since lines are written once a second."""
+        self._expected.append((id, fields))
+
+    def check_lines(self) -> None:
+        """Compare what :meth:`expect` was told."""
+        lines = {line["id"]: line for line in self.gateway.access}
+        for id, fields in self._expected:
+            found = {name: lines[id].get(name) for name in fields}
+            assert found == fields, f"{id}: {lines[id]}"
 
     def settled(self, within_s: float = 3.0) -> None:
         """Nothing is in flight, soon."""
@@ -189,32 +217,19 @@ def scene(folder: Path, config: str = STEADY, *, tables: str = "", **backends: s
         text += backend_table(scripted[id], id, more)
     text += tables
     gateway = Gateway(folder, text)
+    here = Scene(gateway, scripted)
     try:
-        yield Scene(gateway, scripted)
+        yield here
         eventually(gateway.is_idle)
     finally:
         gateway.stop()
         for backend in scripted.values():
             backend.close()
+    here.check_lines()
     for word in ("Traceback", "Unhandled"):
         assert word not in gateway.log, gateway.log
     faults = [error for backend in scripted.values() for error in backend.errors]
     assert not faults, faults
-
-
-def sse_json(body: bytes) -> list[Any]:
-    """The data of every event of an LF stream, parsed; fails when one is no JSON."""
-    found = []
-    for block in body.split(b"\n\n"):
-        data = [line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:")]
-        if data and data != [b"[DONE]"]:
-            found.append(json.loads(b"\n".join(data)))
-    return found
-
-
-def wait_for(condition: Callable[[], Any], within_s: float = 5.0) -> Any:
-    """As :func:`harness.eventually`, with a shorter patience."""
-    return eventually(condition, within_s)
 
 
 def elapsed_since(begun_s: float) -> float:
@@ -238,6 +253,7 @@ __all__ = [
     "answered",
     "ask_stream",
     "ask_whole",
+    "by_case",
     "chunk",
     "elapsed_since",
     "event",
@@ -246,8 +262,7 @@ __all__ = [
     "post",
     "request_id",
     "scene",
+    "side_by_side",
     "silent",
-    "sse_json",
     "streaming",
-    "wait_for",
 ]

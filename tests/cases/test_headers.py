@@ -131,7 +131,6 @@ def gateway(
     origins = ["{ORIGIN}"]
     [log]
     access = "access.log"
-    level = "debug"
     [timeouts]
     connect_s = 5.0
     [[models]]

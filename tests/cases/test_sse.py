@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from cases.scenes import (
     DONE,
     LAST_CHUNK,
@@ -18,15 +19,16 @@ from cases.scenes import (
     Received,
     Scene,
     ask_stream,
+    by_case,
     chunk,
     elapsed_since,
     event,
     eventually,
     request_id,
     scene,
+    side_by_side,
     streaming,
 )
-
 from llmgw.config.schema import Timeouts
 
 M = 'models = ["m"]'
@@ -82,8 +84,7 @@ def test_s_sse_1_event_split_over_segments(either: Scene, framing: str) -> None:
     id = request_id()
     answer = either.ask(ask_stream(id=id, stream_options={"include_usage": True}))
     assert (answer.status, answer.body, answer.clean) == (200, USAGE, True)
-    line = either.line(id)
-    assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == (11, 5, 7)
+    either.expect(id, prompt_tokens=11, cached_tokens=5, output_tokens=7)
     # Prompt, cached part and output, each once.
     assert either.count("llmgw_tokens_total") - before in (11 + 7, 11 + 5 + 7)
 
@@ -149,7 +150,7 @@ def test_s_sse_7_done_missing_at_clean_end(either: Scene) -> None:
     id = request_id()
     answer = either.ask(ask_stream(id=id))
     assert (answer.status, answer.body, answer.clean) == (200, event("half"), True)
-    assert either.line(id)["outcome"] == "incomplete"
+    either.expect(id, outcome="incomplete")
 
 
 def test_s_sse_8_neighbours_of_a_read_event(either: Scene) -> None:
@@ -159,7 +160,7 @@ def test_s_sse_8_neighbours_of_a_read_event(either: Scene) -> None:
     id = request_id()
     answer = either.ask(ask_stream(id=id, stream_options={"include_usage": True}))
     assert (answer.body, answer.clean) == (segment, True)
-    assert either.line(id)["output_tokens"] == 7
+    either.expect(id, output_tokens=7, outcome="done")
 
 
 @pytest.mark.parametrize("cut", [None, 1, 7])
@@ -213,9 +214,9 @@ def test_s_sse_10_tool_calls_are_not_touched(either: Scene) -> None:
     assert (answer.body, answer.clean) == (b"".join(pieces), True)
 
 
-@pytest.mark.parametrize("size", [3 << 20, 24 << 20])
-def test_s_sse_11_one_very_long_line(either: Scene, size: int) -> None:
+def test_s_sse_11_one_very_long_line(either: Scene) -> None:
     """It passes; only its own usage is given up, not the next event's, nor the memory for it."""
+    size = 16 << 20
     long = b'data: {"choices":[],"image":"' + b"QUJD" * (size // 4) + b'"}\n\n'
     pieces = [event("a"), *[long[i : i + 65536] for i in range(0, len(long), 65536)], USAGE, STOP, DONE]
     either.backend.play(streaming(*pieces))
@@ -227,7 +228,7 @@ def test_s_sse_11_one_very_long_line(either: Scene, size: int) -> None:
     assert answer.clean
     assert answer.body == b"".join(pieces)
     assert either.memory("VmHWM") - before < 8
-    assert either.line(id)["output_tokens"] == 7
+    either.expect(id, output_tokens=7, outcome="done")
 
 
 def test_s_sse_12_named_events_of_the_responses_api(either: Scene) -> None:
@@ -242,8 +243,7 @@ def test_s_sse_12_named_events_of_the_responses_api(either: Scene) -> None:
     id = request_id()
     answer = either.ask(ask_stream("/v1/responses", id=id, input="hi"))
     assert (answer.body, answer.clean) == (b"".join(pieces), True)
-    line = either.line(id)
-    assert (line["outcome"], line["prompt_tokens"], line["output_tokens"]) == ("done", 11, 7)
+    either.expect(id, outcome="done", prompt_tokens=11, output_tokens=7)
 
 
 # --- time ----------------------------------------------------------------------
@@ -293,54 +293,51 @@ def test_s_sse_4_no_heartbeat_by_default() -> None:
     assert Timeouts().heartbeat_s == 0
 
 
-def test_s_sse_4_heartbeat_is_a_line_between_events(counting: Scene) -> None:
-    """``: ping`` and one line end, without the blank line that strict SDKs take for an event."""
-    first, second = b"id: 1\n" + event("a"), b"id: 2\n" + event("b")
-    counting.backend.play(streaming(first, second, DONE, gap_s=QUIET_S))
-    answer = counting.ask(ask_stream())
-    pings = answer.body.count(PING)
-    assert answer.clean
-    assert pings >= 2
-    assert answer.body.replace(PING, b"") == first + second + DONE
-    assert answer.body.startswith(first + PING)
+def whole_answer_with_a_pause(line: Line, request: Received) -> None:
+    line.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{")
+    time.sleep(QUIET_S)
+    line.send(b"}")
 
 
-@pytest.mark.parametrize(
-    ("begun", "rest"),
-    [
-        (b'id: 1\ndata: {"choices":[{"index":0,"delta":', b'{"content":"a"}}]}\n\n'),
-        (b"id: 1\n", event("a")),
-        (event("a")[:-1], b"\n"),
-        (event("a")[:-2] + b"\r\n\r", b"\n" + event("b")),
-    ],
-    ids=["in a line", "between lines", "before the blank line", "in a CRLF"],
-)
-def test_s_sse_4_no_heartbeat_inside_an_event(counting: Scene, begun: bytes, rest: bytes) -> None:
-    counting.backend.play(streaming(begun, rest + DONE, gap_s=QUIET_S))
-    answer = counting.ask(ask_stream())
-    assert (answer.body, answer.clean) == (begun + rest + DONE, True)
+def late_status(line: Line, request: Received) -> None:
+    time.sleep(QUIET_S)
+    line.send(b"HTTP/1.1 418 X\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
 
 
-def test_s_sse_4_no_heartbeat_before_the_status(counting: Scene) -> None:
-    """It would fix the answer at 200."""
-
-    def script(line: Line, request: Received) -> None:
-        time.sleep(QUIET_S)
-        line.send(b"HTTP/1.1 418 X\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
-
-    counting.backend.play(script)
-    answer = counting.ask(ask_stream())
-    assert (answer.status, answer.body) == (418, b"{}")
+FIRST, SECOND = b"id: 1\n" + event("a"), b"id: 2\n" + event("b")
+INSIDE = {
+    "in a line": (b'id: 1\ndata: {"choices":[{"index":0,"delta":', b'{"content":"a"}}]}\n\n'),
+    "between lines": (b"id: 1\n", event("a")),
+    "before the blank line": (event("a")[:-1], b"\n"),
+    "in a CRLF": (event("a")[:-2] + b"\r\n\r", b"\n" + event("b")),
+    "in a usage event that is held": (event("a") + USAGE[:30], USAGE[30:]),
+}
 
 
-def test_s_sse_4_no_heartbeat_without_a_stream(counting: Scene) -> None:
-    """Only events have comments."""
-
-    def script(line: Line, request: Received) -> None:
-        line.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{")
-        time.sleep(QUIET_S)
-        line.send(b"}")
-
-    counting.backend.play(script)
-    answer = counting.ask(ask_stream())
-    assert (answer.body, answer.clean) == (b"{}", True)
+def test_s_sse_4_heartbeats(counting: Scene) -> None:
+    """``: ping`` and one line end, without the blank line that strict SDKs take for an event;
+    only between events of a stream, and never before the status, which it would fix at 200."""
+    scripts = {
+        "between events": streaming(FIRST, SECOND, DONE, gap_s=QUIET_S),
+        "before the status": late_status,
+        "no stream": whole_answer_with_a_pause,
+        **{name: streaming(a, b + DONE, gap_s=QUIET_S) for name, (a, b) in INSIDE.items()},
+    }
+    counting.backend.play(by_case(scripts))
+    options = {"include_usage": True}
+    answers = dict(
+        zip(
+            scripts,
+            side_by_side(lambda name: counting.ask(ask_stream(case=name, stream_options=options)), scripts),
+            strict=True,
+        )
+    )
+    late, whole, pinged = (answers.pop(name) for name in ("before the status", "no stream", "between events"))
+    assert (late.status, late.body) == (418, b"{}")
+    assert (whole.body, whole.clean) == (b"{}", True)
+    assert pinged.clean
+    assert pinged.body.startswith(FIRST + PING)
+    assert pinged.body.count(PING) >= 2
+    assert pinged.body.replace(PING, b"") == FIRST + SECOND + DONE
+    for name, answer in answers.items():
+        assert (answer.body, answer.clean) == (b"".join(INSIDE[name]) + DONE, True), name

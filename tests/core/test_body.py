@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmgw.core import body as body_module
 from llmgw.core import json_rules
 from llmgw.core.body import (
     REMOVE,
@@ -21,7 +22,7 @@ from llmgw.core.body import (
     read_json,
     splice,
 )
-from llmgw.core.json_rules import Shape, check_shape, find_members, read_members
+from llmgw.core.json_rules import Shape, check_shape, few_openers, find_members, read_members
 from llmgw.errors import InvalidRequest
 
 
@@ -508,6 +509,171 @@ def test_few_and_many_escapes_are_read_alike():
             refused(body)
             shape = check_shape(body.replace(b"[", b""), BodyLimits())
             assert shape.opened == 1, closes
+
+
+# --- short cuts ---------------------------------------------------------------
+
+
+def outcome(body, limits, *, require_model=True, exempt=False):
+    try:
+        return read_json(body, limits, require_model=require_model, exempt=exempt)
+    except InvalidRequest as error:
+        return error.message, error.param
+
+
+def same_without_short_cuts(body, limits, **options):
+    """Twice, as the second time what stands around the messages is known."""
+    quick = [outcome(body, limits, **options) for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_module, "few_openers", lambda body, limits: None)
+        assert quick == [outcome(body, limits, **options)] * 2
+
+
+SETS_OF_LIMITS = [
+    BodyLimits(),
+    TIGHT,
+    BodyLimits(depth=5, stop=5, tools=3, messages=3),
+    BodyLimits(number_digits=70, members=4, n=2, model_chars=5),
+]
+oddities = st.sampled_from(
+    [
+        *("8.0", "1e3", "-1", "-0", "9007199254740993.0", "1" * 64, "1" * 65, "01", "null", "true", "tru"),
+        *(
+            '{"include_usage":true,"include_usage":false}',
+            '{"include_usage": true }',
+            '"\\u006d"',
+            '"\\ud800"',
+        ),
+        *("[[[[[[1]]]]]]", '["[[[[[["]', "[{},1,1,1,1,1]", "[]", "[{}]x", "[1],[2]", '"}],"', '"]"', '"{"'),
+    ]
+)
+wishes = {
+    "model": st.sampled_from(["m", "mödel", "", None, 7]),
+    "stream": st.booleans() | st.none(),
+    "max_tokens": st.integers(-1, 9) | st.none() | st.sampled_from([8.0, 2.5]),
+    "n_predict": st.integers(-1, 9),
+    "n": st.sampled_from([1, 2, 9, None, 1.0, "1"]),
+    "stop": st.text(max_size=4) | st.lists(st.sampled_from(["x", "[", "}]", {}]), max_size=9),
+    "tools": st.lists(st.just({"function": {"messages": [{}]}}), max_size=5),
+    "stream_options": st.sampled_from([{"include_usage": True}, {"messages": [{}]}, {}, None, []]),
+    "session_id": st.text(max_size=4) | st.integers(),
+    "return_tokens": st.booleans(),
+    "metadata": st.just({"messages": [{"a": 1}]}),
+    'x"messages': st.just([{"b": 1}]),
+    "%b": values,
+}
+messages = st.lists(
+    st.fixed_dictionaries(
+        {
+            "content": st.text(max_size=9)
+            | st.sampled_from(["[1]", '}],"tools":[{}', '"messages":[', "{{"])
+            | values
+        }
+    ),
+    max_size=6,
+)
+
+
+@st.composite
+def requests(draw):
+    """Chat requests, most of them good, in any order and layout."""
+    members = [
+        (name, draw(wishes[name])) for name in draw(st.lists(st.sampled_from(list(wishes)), max_size=5))
+    ]
+    members.insert(draw(st.integers(0, len(members))), ("messages", draw(messages)))
+    if draw(st.booleans()):
+        members = list(dict(members).items())
+    layout = draw(st.sampled_from([(",", ":"), (", ", ": "), (", ", ": "), (",\n", ": "), (" ,", " :")]))
+    ascii_only = draw(st.booleans())
+    out = []
+    for name, value in members:
+        key = json.dumps(name, ensure_ascii=ascii_only)
+        if draw(st.integers(0, 15)) == 0:
+            key = key.replace("s", "\\u0073")
+        text = json.dumps(value, separators=layout, ensure_ascii=ascii_only)
+        out.append(key + layout[1] + (draw(oddities) if draw(st.integers(0, 9)) == 0 else text))
+    return ("{" + layout[0].join(out) + "}").encode("utf-8", "surrogatepass")
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    body=requests(), which=st.sampled_from(SETS_OF_LIMITS), require_model=st.booleans(), exempt=st.booleans()
+)
+def test_short_cuts_change_no_verdict(body, which, require_model, exempt):
+    same_without_short_cuts(body, which, require_model=require_model, exempt=exempt)
+
+
+around = ['"messages":[', '"messages": [', '"messages":', "}]", '[{"a":1}]', '"stop":["x"]', '"stream":true']
+pieces = st.lists(st.sampled_from([*FRAGMENTS, *around]), max_size=14).map(
+    lambda parts: "".join(parts).encode()
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=pieces, wrapped=st.booleans())
+def test_short_cuts_change_no_verdict_on_soup(body, wrapped):
+    same_without_short_cuts(b'{"model":"m",%b}' % body if wrapped else body, BodyLimits())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[{"a":1}]}',
+        b'{"model": "m", "messages": [{"a": 1}], "stop": ["x"]}',
+        b'{"messages":[{"a":1}],"tools":[{"a":1}],"model":"m"}',
+        b'{"messages":[{"a":1}x],"model":"m"}',
+        b'{"messages":x[{"a":1}],"model":"m"}',
+        b'{"messages":1[{"a":1}],"model":"m"}',
+        b'{"messages":"[{}]","model":"m"}',
+        b'{"messages":[{"a":1}]',
+        b'{"messages":[[{"a":1}]],"model":"m"}',
+        b'{"messages":[1,{"a":1}],"model":"m","model":"n"}',
+        b'{"model":"m","x":"\\"messages\\":[{}]","y":[{}]}',
+        b'{"model":"m","x\\"messages":[{"a":1}]}',
+        rb'{"model":"m","mess\u0061ges":[1],"x":{"messages":[{"a":1}]}}',
+        b'{"model":"m","messages":[%b{}]}' % (b"1," * 2048),
+        b'{"model":"m","messages":[%b{}]}' % (b"1," * 2047),
+        b'{"model":"m","messages":[{"content":"%b"}]}' % (b"x" * 20_000),
+        b'{"model":"m","messages":[{"a":1}],"x":"%b"}' % (b"x" * 600),
+        # Lists that begin with an object are judged by the objects of the whole body,
+        b'{"model":"m","stop":[{},%b1]}' % (b"1," * 20),
+        b'{"model":"m","stop":[{},%b1],"messages":[%b{}]}' % (b"1," * 20, b"{}," * 20),
+        b'{"model":"m","stop":[{},%b1],"x":[%b{}]}' % (b"1," * 20, b"{}," * 20),
+        # of which brackets in strings are none.
+        b'{"model":"m","stop":[{},%b1],"x":"%b"}' % (b"1," * 20, b"[{" * 10),
+        b'{"model":"m","stop":[{},%b1],"messages":[{"content":"%b"}]}' % (b"1," * 20, b"[{" * 10),
+    ],
+)
+def test_short_cuts_change_no_verdict_at_their_edges(body):
+    for limits in SETS_OF_LIMITS:
+        same_without_short_cuts(body, limits)
+
+
+def test_limits_are_remembered_with_what_they_allowed():
+    body = b'{"model":"long-name","messages":[{}]}'
+    assert read_json(body).model == "long-name"
+    assert "more than 4" in refused(body, limits=BodyLimits(model_chars=4)).message
+
+
+@pytest.mark.parametrize("count", [3, 24, 25, 200])
+@pytest.mark.parametrize("layout", [(",", ":"), (", ", ": "), (" ,", " :")])
+def test_any_number_of_keys_is_taken_and_a_doubled_one_seen(count, layout):
+    members = [f'"k{i}%"{layout[1]}{i}' for i in range(count)]
+    body = "{" + layout[0].join(members) + "}"
+    assert list(read_members(body.encode())) == [f"k{i}%" for i in range(count)]
+    doubled = "{" + layout[0].join([*members, members[1]]) + "}"
+    with pytest.raises(InvalidRequest, match="stands twice"):
+        read_members(doubled.encode())
+    long = body[:-1] + layout[0] + f'"{"k" * 257}"{layout[1]}1}}'
+    with pytest.raises(InvalidRequest, match="256 characters"):
+        read_members(long.encode())
+
+
+def test_few_openers_are_counted_with_those_in_strings_or_not_at_all():
+    assert few_openers(b'{"a":[{},"[[[{"]}', BodyLimits()) == 7
+    assert few_openers(b'{"a":"%b"}' % (b"[" * 64), BodyLimits()) is None
+    assert few_openers(b'{"a":"%b"}' % (b"1" * 65), BodyLimits()) is None
+    assert few_openers(b'{"a":"%b"}' % (b"x" * 20_000), BodyLimits()) is None
 
 
 # --- changes ------------------------------------------------------------------

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from llmgw.core import payload
 from llmgw.core.meter import Meter
+from llmgw.core.payload import Said
 from llmgw.core.sse import EVENT_LIMIT
+from llmgw.core.usual import read_chunk, read_completion
 from llmgw.values import Usage
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -597,3 +599,121 @@ def test_text_that_is_no_utf_8_is_harmless() -> None:
     meter = run("chat", [b'data: {"choices":[],"usage":"\xff"}\n\n', b'data: {"choices":"\xff"}\n\n', DONE])
     assert meter.usage is None
     assert meter.finished
+
+
+# --- the usual objects --------------------------------------------------------
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.sampled_from([1.5, 3.0, 1e19, 1 << 40, "", "a", "error"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(payload._Object.__struct_fields__), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+extras = st.just({}) | st.dictionaries(
+    st.sampled_from(payload._Object.__struct_fields__), anything, max_size=2
+)
+counts = st.integers(0, 50) | st.sampled_from([None, True, -1, 2.0, 2.5, 1 << 40, 1 << 70, "7"])
+figures = st.floats(0, 1000) | st.sampled_from([None, 0, 7, -1.0, True, 1e300, 10**25, "x"])
+kinds = st.sampled_from([None, "chat.completion", "chat.completion.chunk", "text_completion", "error"])
+
+
+def some(**members: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
+    return st.fixed_dictionaries({}, optional=members)
+
+
+whole_usage = st.fixed_dictionaries(
+    {"prompt_tokens": st.integers(0, 50), "completion_tokens": st.integers(0, 50)},
+    optional={
+        "prompt_tokens_details": st.none() | some(cached_tokens=counts),
+        "input_tokens": counts,
+        "cache_read_input_tokens": counts,
+    },
+)
+whole_timings = st.fixed_dictionaries(
+    {"cache_n": st.integers(0, 9), "prompt_n": st.integers(0, 9), "predicted_n": st.integers(0, 9)},
+    optional={"prompt_ms": figures, "predicted_ms": figures, "predicted_per_second": figures},
+)
+choices = st.lists(
+    some(
+        index=st.integers(0, 2),
+        delta=anything
+        | some(
+            content=st.sampled_from(["a", "", None]), reasoning=st.sampled_from(["r", None]), audio=anything
+        ),
+        text=st.sampled_from(["a", "", None, 7]),
+        finish_reason=st.sampled_from([None, None, None, "stop", ""]),
+    ),
+    max_size=2,
+)
+
+
+@given(choices, some(object=kinds), extras)
+def test_a_usual_chunk_says_what_the_general_reader_says(
+    choices: object, named: dict[str, object], extra: dict[str, object]
+) -> None:
+    event = json.dumps({"choices": choices, **named, **extra}).encode()
+    content = read_chunk(event)
+    if content is not None:
+        said = payload.read(event)
+        assert said is not None
+        assert said == Said(content=content, choice=said.choice)
+
+
+@given(
+    whole_usage | some(prompt_tokens=counts, completion_tokens=counts, output_tokens=counts),
+    some(timings=whole_timings | some(prompt_n=counts, predicted_n=counts), object=kinds),
+    extras,
+)
+def test_a_usual_answer_says_what_the_general_reader_says(
+    usage: object, named: dict[str, object], extra: dict[str, object]
+) -> None:
+    body = json.dumps({"usage": usage, **named, **extra}).encode()
+    said = read_completion(body)
+    if said is not None:
+        assert [said] == payload.read_body(body)
+
+
+@pytest.mark.parametrize(
+    ("event", "content"),
+    [
+        ('{"choices":[{"delta":{"content":"a"}}]}', True),
+        ('{"choices":[{"delta":{"role":"assistant","content":null}}],"usage":null}', False),
+        ('{"choices":[{"text":""},{"text":"a"}],"object":"text_completion"}', True),
+        ('{"choices":[{"delta":{"refusal":"no"}}]}', True),
+        ('{"choices":[{"delta":{"tool_calls":[{}]}}]}', None),
+        ('{"choices":[{"text":"a","finish_reason":"stop"}]}', None),
+        ('{"choices":[{"text":"a"}],"object":"error"}', None),
+        ('{"choices":[{"text":"a"}],"tokens_predicted":null}', None),
+        ('{"choices":[{"text":"a"}],"eval_count":null}', None),
+        ('{"choices":[]}', None),
+        ("[DONE]", None),
+    ],
+)
+def test_what_is_not_usual_is_left_to_the_general_reader(event: str, content: bool | None) -> None:
+    assert read_chunk(event.encode()) is content
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '"usage":{"prompt_tokens":1,"completion_tokens":2,"input_tokens":null}',
+        '"usage":{"prompt_tokens":1,"completion_tokens":2,"cache_read_input_tokens":null}',
+        '"usage":{"prompt_tokens":1}',
+        '"usage":{"prompt_tokens":1,"completion_tokens":2},"error":"boom"',
+        '"usage":{"prompt_tokens":1,"completion_tokens":2},"object":"error"',
+        '"choices":[]',
+    ],
+)
+def test_an_answer_that_is_not_usual_is_left_to_the_general_reader(rest: str) -> None:
+    assert read_completion(b"{%b}" % rest.encode()) is None
+
+
+def test_white_space_between_field_and_data_is_no_whole_event() -> None:
+    odd = b'data: \n{"choices":[{"delta":{"content":"a"}}]}\n\n'
+    meter = run("chat", [chunk(content="a"), odd, chunk(content="b")])
+    assert (meter.events, meter.content_events) == (3, 2)

@@ -247,6 +247,12 @@ def test_a_long_event_cut_off_is_passed_on() -> None:
     assert strip(line, b"x") == line + b"x"
 
 
+def test_a_line_end_cut_in_two_before_a_stripped_event_stays_whole() -> None:
+    assert strip(b"\r\n\r", b"\n" + USAGE) == b"\r\n\r\n"
+    assert strip(b"\r\n\r", b"\n", CONTENT) == b"\r\n\r\n" + CONTENT
+    assert strip(b"\r\n\r", b"", USAGE) == b"\r\n\r"
+
+
 @given(
     st.lists(
         st.sampled_from(

@@ -1,0 +1,214 @@
+"""Which backend has read which beginnings of prompts, as far as we can know.
+
+An inference server keeps what it has read: llama-server one sequence per slot,
+others blocks in a pool. A prompt that begins alike is then read from there in
+no time, so that knowing who holds what is worth more than any model of speed.
+
+Three parts, each with its bound:
+
+- :func:`hash_blocks` cuts a prompt into blocks and hashes each *together with all
+  before it*, so that equal hashes mean equal beginnings.
+- :func:`landmarks` thins a long list: the first 24 blocks all, then ever fewer,
+  at places that do not depend on the length. At most :data:`MOST_LANDMARKS` stay.
+- :class:`PrefixIndex` remembers who read which landmark last, for the latest ones.
+
+Nobody tells us what a server throws away. So each backend has a count of prompts
+read, and a beginning read ``n`` prompts ago is believed to be there still by how
+often that was true at such a distance; :meth:`PrefixIndex.correct` learns it from
+the cached tokens that the backend reports. Llama-server holds one prompt per
+slot, which is where its belief starts.
+
+Known weakness: a running CRC-32 is no defence against one who wants two prompts
+to collide, and two of 30,000 remembered blocks may collide by chance. What comes
+of it is a wrong guess about speed, which the next answer corrects.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from zlib import crc32
+
+DENSE = 24
+"""So many first blocks are all landmarks."""
+
+PER_OCTAVE = 8
+"""Beyond, so many landmarks for each doubling of the length."""
+
+MOST_LANDMARKS = 64
+"""Landmarks of one prompt; they reach 520 blocks far, what follows is not looked at."""
+
+
+def _places() -> tuple[int, ...]:
+    places = list(range(DENSE))
+    stride = 1
+    while len(places) < MOST_LANDMARKS:
+        stride *= 2
+        places += [places[-1] + stride * step for step in range(1, PER_OCTAVE + 1)]
+    return tuple(places[:MOST_LANDMARKS])
+
+
+PLACES = _places()
+"""Indexes of the blocks that are landmarks."""
+
+MOST_PLATEAUS = 4
+"""Different lengths that :meth:`PrefixIndex.match` tells apart."""
+
+DISTANCES = 16
+"""Belief is kept per power of two of the distance; the last class takes the rest."""
+
+GAIN = 0.1
+"""Weight of the newest observation in a belief."""
+
+FAR = 0.3
+"""First belief in a prompt read longer ago than there are slots."""
+
+
+def hash_blocks(text: bytes, block_bytes: int, most_blocks: int) -> tuple[int, ...]:
+    """Hashes of the whole blocks of ``text``, first block first; a rest is left out.
+
+    Each covers all bytes from the beginning to the end of its block, and is the
+    same in every process. Work is bounded: at most ``block_bytes * most_blocks``
+    bytes are read, one checksum per block.
+
+    :param block_bytes: length of a block, 1 or more.
+    :param most_blocks: blocks beyond are not looked at.
+    """
+    end = min(len(text) // block_bytes, most_blocks) * block_bytes
+    found = []
+    crc = 0
+    for start in range(0, end, block_bytes):
+        crc = crc32(text[start : start + block_bytes], crc)
+        found.append(crc)
+    return tuple(found)
+
+
+def landmarks(prefix: Sequence[int]) -> Sequence[int]:
+    """The blocks of ``prefix`` that are looked at; ``PLACES`` has their places."""
+    length = len(prefix)
+    if length <= DENSE:
+        return prefix
+    return [prefix[place] for place in PLACES[: bisect_left(PLACES, length)]]
+
+
+def blocks_covered(marks: int) -> int:
+    """How many blocks the first ``marks`` landmarks reach."""
+    return PLACES[marks - 1] + 1 if marks else 0
+
+
+class Held:
+    """What is believed about one backend's cache.
+
+    :ivar read: prompts read there so far.
+    :ivar belief: per class of distance, the share that was still there.
+    """
+
+    __slots__ = ("belief", "read")
+
+    def __init__(self, slots: int) -> None:
+        self.read = 0
+        self.belief = [1.0 if 1 << near <= slots else FAR for near in range(DISTANCES)]
+
+
+class PrefixIndex:
+    """Landmarks with the backends that read them; the latest ``most`` of them.
+
+    Landmarks live in two generations. What is read goes into the young one, and
+    when that has half of ``most`` it becomes the old one, and the old one's rest is
+    forgotten: nearly the order of last use, at the price of a plain dict.
+
+    Memory is bounded by ``most``: about 0.4 kB per landmark with one backend and
+    0.1 kB for each further one.
+
+    :param most: landmarks remembered, 2 or more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._half = most // 2
+        self._young: dict[int, dict[str, int]] = {}
+        self._old: dict[int, dict[str, int]] = {}
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        """Landmarks remembered; one that was read again may count twice."""
+        return len(self._young) + len(self._old)
+
+    def insert(self, marks: Sequence[int], backend_id: str, slots: int) -> None:
+        """``backend_id`` has read a prompt with these landmarks.
+
+        :param slots: where its belief starts, if it is new.
+        """
+        held = self._held.get(backend_id)
+        if held is None:
+            held = self._held[backend_id] = Held(slots)
+        held.read = read = held.read + 1
+        young, old = self._young, self._old
+        for mark in marks:
+            readers = young.get(mark)
+            if readers is None:
+                readers = old.get(mark)
+                if readers is None:
+                    young[mark] = {backend_id: read}
+                    continue
+                young[mark] = readers
+            readers[backend_id] = read
+        if len(young) >= self._half:
+            self._old = young
+            self._young = {}
+
+    def match(self, marks: Sequence[int]) -> list[tuple[int, Mapping[str, int]]]:
+        """Who read how much of this beginning: ``(landmarks, readers)``, longest first.
+
+        Readers of a longer beginning stand among those of the shorter ones too. At
+        most :data:`MOST_PLATEAUS` lengths, each found by halving, so the work hardly
+        depends on the length. ``readers`` maps ids to the count of prompts then.
+        """
+        young, old = self._young, self._old
+        found: list[tuple[int, Mapping[str, int]]] = []
+        high = len(marks)
+        fewest = 0
+        while high and len(found) < MOST_PLATEAUS:
+            low = 0
+            best: Mapping[str, int] | None = None
+            while low < high:
+                middle = (low + high + 1) // 2
+                mark = marks[middle - 1]
+                known = young.get(mark) or old.get(mark)
+                if known is not None and len(known) > fewest:
+                    low, best = middle, known
+                else:
+                    high = middle - 1
+            if best is None:
+                break
+            found.append((low, best))
+            fewest = len(best)
+            high = low - 1
+        return found
+
+    def distance(self, backend_id: str, read: int) -> int:
+        """Class of how many prompts ago something was read; 0 is the latest."""
+        return min((self._held[backend_id].read - read).bit_length(), DISTANCES - 1)
+
+    def belief(self, backend_id: str, distance: int) -> float:
+        """Share, 0 to 1, of what was read at such a distance that is still there."""
+        return self._held[backend_id].belief[distance]
+
+    def correct(self, backend_id: str, distance: int, share: float) -> None:
+        """A backend has told how much of what it was believed to hold it held.
+
+        :param share: 0 to 1.
+        """
+        held = self._held.get(backend_id)
+        if held is not None:
+            held.belief[distance] += GAIN * (share - held.belief[distance])
+
+    def forget(self, backend_id: str) -> None:
+        """It was restarted or is gone: it holds nothing."""
+        if self._held.pop(backend_id, None) is None:
+            return
+        for generation in (self._young, self._old):
+            for mark in [mark for mark, readers in generation.items() if backend_id in readers]:
+                readers = generation[mark]
+                del readers[backend_id]
+                if not readers:
+                    del generation[mark]
