@@ -38,7 +38,11 @@ ANSWER = json.dumps(
         "created": 1700000000,
         "model": "m",
         "choices": [
-            {"index": 0, "message": {"role": "assistant", "content": "Hello there. " * 6}, "finish_reason": "stop"}
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello there. " * 6},
+                "finish_reason": "stop",
+            }
         ],
         "usage": {"prompt_tokens": 10, "completion_tokens": 16, "total_tokens": 26},
     }
@@ -92,7 +96,9 @@ def build(folder: str) -> GatewayService:
     with open(secret, "w") as file:
         file.write(SECRET)
     os.chmod(secret, 0o600)
-    subprocess.run([LLMGW, "keys", "new", "--file", keys, "--secret-file", secret, "b"], check=True, capture_output=True)
+    subprocess.run(
+        [LLMGW, "keys", "new", "--file", keys, "--secret-file", secret, "b"], check=True, capture_output=True
+    )
     text = CONFIG.format(keys=keys, log=os.path.join(folder, "access.log"))
     service = GatewayService(parse_config(text, source="", base_dir=folder), reactor)
     assert service.gateway.access_log is not None
@@ -105,7 +111,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("requests", nargs="?", type=int, default=5000)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--events", action="store_true", help="count events of one stream in place of requests")
+    parser.add_argument(
+        "--events", action="store_true", help="count events of one stream in place of requests"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         service = build(folder)
@@ -125,7 +133,8 @@ def main() -> None:
         client.makeConnection(client_wire)
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
         request = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\nContent-Type: application/json\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n"
+            b"Content-Type: application/json\r\n"
             b"Accept: application/json\r\nUser-Agent: benchmark\r\nAuthorization: Bearer %b\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (SECRET.encode(), len(body), body)
         )

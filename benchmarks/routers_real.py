@@ -1,6 +1,7 @@
-"""Routers side by side in front of three real llama-servers of unlike speed.
+r"""Routers side by side in front of three real llama-servers of unlike speed.
 
-    python benchmarks/routers_real.py [--rounds 4] [--requests 40] [--streams 3] [--routers adaptive,round-robin]
+    python benchmarks/routers_real.py [--rounds 4] [--requests 40] [--streams 3] \
+        [--routers adaptive,round-robin]
 
 One llama.cpp server runs freely, one at half and one at 0.15 of the time
 (SIGSTOP duty cycle). One gateway per router stands in front of the same three,
@@ -33,10 +34,7 @@ from llmgw.demo.fleet import Fleet
 from llmgw.demo.layout import FLEET, MODEL, ensure_model
 
 HERE = Path(__file__).parent
-WORDS = (
-    "gateway server queue token prompt slot cache model stream answer fast slow node route limit health "
-    "first last short long warm cold busy idle open close send read write"
-).split()
+WORDS = ["gateway", "server", "queue", "token", "prompt", "slot", "cache", "model", "stream", "answer", "fast", "slow", "node", "route", "limit", "health", "first", "last", "short", "long", "warm", "cold", "busy", "idle", "open", "close", "send", "read", "write"]
 
 
 def free_port() -> int:
@@ -52,8 +50,10 @@ class Gateway:
         self.port, self.admin = free_port(), free_port()
         config = folder / f"{router}.toml"
         text = (
-            f'listen = ["tcp:{self.port}:interface=127.0.0.1"]\nadmin = ["tcp:{self.admin}:interface=127.0.0.1"]\n'
-            f'auth = ["anonymous"]\n[router]\nplugin = "{router}"\n[log]\naccess = ""\n[drain]\nlame_duck_s = 0\n'
+            f'listen = ["tcp:{self.port}:interface=127.0.0.1"]\n'
+            f'admin = ["tcp:{self.admin}:interface=127.0.0.1"]\n'
+            f'auth = ["anonymous"]\n[router]\nplugin = "{router}"\n'
+            '[log]\naccess = ""\n[drain]\nlame_duck_s = 0\n'
         )
         for plan in FLEET:
             text += (
@@ -205,7 +205,9 @@ def main() -> None:
     print(f"{'router':28} {'mean':>8} {'p50':>8} {'p95':>8} {'p99':>8}   TTFT in ms; requests by backend")
     for name, row in table.items():
         t = row["ttft_ms"]
-        print(f"{name:28} {t['mean']:8} {t['p50']:8} {t['p95']:8} {t['p99']:8}   {row['requests_by_backend']}")
+        print(
+            f"{name:28} {t['mean']:8} {t['p50']:8} {t['p95']:8} {t['p99']:8}   {row['requests_by_backend']}"
+        )
 
 
 if __name__ == "__main__":

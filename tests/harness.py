@@ -66,7 +66,8 @@ def event(text: str) -> bytes:
 def json_response(body: Any, status: int = 200, headers: str = "") -> bytes:
     """A whole JSON response with a length."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(raw)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\n"
+    head += f"{headers}Content-Length: {len(raw)}\r\n\r\n"
     return head.encode() + raw
 
 

@@ -9,7 +9,9 @@ from llmgw.errors import ConfigError, PluginError
 
 
 def config(text=""):
-    return parse_config('[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n' + text, source="", base_dir="/")
+    return parse_config(
+        '[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n' + text, source="", base_dir="/"
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, inf
+from typing import Any
+
+from llmgw.values import Backend
+
+Settings = Any
 
 KEPT = 0.97
 """What remains of a line's past at each new sample."""
@@ -37,6 +42,9 @@ LATE_MOST = 100.0
 
 OVERHEAD_MOST_S = 0.25
 """Overhead beyond is not believed: it is waiting that we did not see."""
+
+TICK_S = 0.05
+"""Costs are worked out anew at least so often."""
 
 TRIAL_FIRST_S, TRIAL_LAST_S = 0.5, 10.0
 """Interval between trials of a doubted backend, at first and at most."""
@@ -144,13 +152,14 @@ class Pace:
     :ivar step_s: seconds between two output tokens at weight 1.
     """
 
-    __slots__ = ("_answers", "_samples", "output", "overhead_s", "per_token_s", "step_s", "uncached")
+    __slots__ = ("_answers", "_samples", "herd", "output", "overhead_s", "per_token_s", "step_s", "uncached")
 
     def __init__(self) -> None:
         self._answers = 0
         self._samples = 0
         self.output = 150.0
         self.uncached = 300.0
+        self.herd = 1.0
         self.overhead_s = GUESS_OVERHEAD_S
         self.per_token_s = 0.0
         self.step_s = 0.0
@@ -200,7 +209,8 @@ class Lane:
         self.read_s = now_s  # when a first token came last
         self.others = 0
         self.own_then = 0
-        self.told: int | None = None
+        self.peers = 0
+        self.stale = True
         self.told_slots: int | None = None
         self.reading = Line(400.0)
         self.stepping = Line(8.0)
@@ -219,3 +229,187 @@ class Lane:
         self.expected_s = 0.0
         self.full = False
         self.beside = 1
+
+    # --- what happens there -------------------------------------------------------
+
+    def started(self, request_id: str, flight: Flight, now_s: float) -> None:
+        """A request of ours was sent there."""
+        flight.started_s = self.used_s = now_s
+        flight.ahead = self.ahead
+        flight.beside = self.beside
+        flight.waited = self.full
+        flight.expected_s = self.expected_s + self.reading.slope * flight.tokens
+        self.own += 1
+        self.waiting[request_id] = flight
+        self.unread += flight.tokens
+        self.until_s = -inf
+
+    def first_token(self, request_id: str, flight: Flight, now_s: float, ttft_s: float) -> None:
+        """It has read that request's prompt."""
+        self._read(request_id, flight)
+        self.read_s = now_s
+        flight.ttft_s = ttft_s
+        # What was believed cached and was not is no slowness: judge by the whole prompt.
+        expected_s = flight.expected_s + self.reading.slope * (flight.prompt - flight.tokens)
+        if ttft_s <= expected_s:
+            expected_s = max(flight.expected_s, ttft_s)
+        ratio = min(ttft_s / (expected_s + 1e-3), LATE_MOST)
+        before = self.slowness(now_s)
+        gain = 0.5 if ratio > before else 0.3
+        if flight.waited:
+            gain *= 0.2
+        self.ratio = before + gain * (ratio - before)
+        self.ratio_s = now_s
+
+    def left(self, request_id: str, flight: Flight) -> None:
+        """That request is over."""
+        self.own -= 1
+        if flight.ttft_s is None:
+            self._read(request_id, flight)
+        self.until_s = -inf
+
+    def answered(self, flight: Flight, uncached: float, prompt_s: float | None, gap_s: float | None) -> None:
+        """Learn from an answer.
+
+        :param uncached: prompt tokens that were read, by the backend's word if it told.
+        :param prompt_s: time it says it spent on them.
+        :param gap_s: mean time between two tokens.
+        """
+        ttft_s = flight.ttft_s
+        if flight.waited:
+            ttft_s = prompt_s
+        if ttft_s is not None:
+            x = flight.ahead + uncached
+            line = self.reading
+            expected_s = line.base + line.slope * x
+            if line.samples >= 5:
+                ttft_s = min(max(ttft_s, expected_s / 3.0), 3.0 * expected_s)
+            near = 400.0 / (400.0 + x)
+            line.add(x, ttft_s, near * near)
+        if gap_s is not None:
+            self.stepping.add(flight.beside, gap_s, 1.0)
+        self.stale = True
+
+    def failed(self, now_s: float) -> None:
+        """A request failed through the backend's fault."""
+        self.doubt = self.doubted(now_s) + 1.0
+        self.doubt_s = now_s
+        self.trial_s = now_s + self.pause_s
+        self.pause_s = min(2.0 * self.pause_s, TRIAL_LAST_S)
+        self.until_s = -inf
+
+    def succeeded(self, now_s: float) -> None:
+        """A request was answered whole."""
+        if self.doubt:
+            self.doubt = 0.6 * self.doubted(now_s)
+            self.doubt_s = now_s
+            self.pause_s = max(0.5 * self.pause_s, TRIAL_FIRST_S)
+            if self.doubt < 0.05:
+                self.doubt = 0.0
+            self.until_s = -inf
+
+    def revived(self, now_s: float) -> None:
+        """It answers again after nobody was there: it may be tried at once."""
+        self.pause_s = TRIAL_FIRST_S
+        self.trial_s = now_s
+        self.until_s = -inf
+
+    def others_are(self, count: int) -> None:
+        """So many requests of others are there."""
+        self.others = count
+        self.own_then = self.own
+        self.until_s = -inf
+
+    # --- what it would cost now ---------------------------------------------------
+
+    def doubted(self, now_s: float) -> float:
+        """Failures lately, fading."""
+        return self.doubt * exp((self.doubt_s - now_s) / DOUBT_S)
+
+    def slowness(self, now_s: float) -> float:
+        """How much longer than usual first tokens took lately; below 1 if shorter."""
+        return 1.0 + (self.ratio - 1.0) * exp((self.ratio_s - now_s) / SLOW_S)
+
+    def refresh(self, backend: Backend, pace: Pace, now_s: float, settings: Settings) -> None:
+        """Work out ``fixed_s`` and ``per_token_s`` anew."""
+        profile = backend.profile
+        self.until_s = now_s + TICK_S
+        self.weight = weight = backend.weight
+        pace.seen(weight)
+        reading, stepping = self.reading, self.stepping
+        if self.stale:
+            self.stale = False
+            rate = profile.prefill_rate
+            slope = 1.0 / rate if rate and not reading.samples else pace.per_token_s / weight
+            reading.fit(pace.overhead_s, slope, settings.guess)
+            rate = profile.token_rate
+            step_s = 1.0 / rate if rate and not stepping.samples else pace.step_s / weight
+            stepping.fit(step_s, 0.03 * step_s, settings.guess)
+            if reading.base > OVERHEAD_MOST_S:
+                reading.base = OVERHEAD_MOST_S
+            if reading.samples:
+                pace.measured(self)
+        slots = self.told_slots or backend.slots or backend.max_connections
+        own = self.own
+        if profile.in_flight and profile.in_flight > own:
+            own = profile.in_flight
+        peers = profile.peers_in_flight
+        if peers != self.peers:
+            self.peers = peers
+            self.others_are(peers or 0)
+            self.until_s = now_s + TICK_S
+        there: float = own
+        herd = pace.herd
+        if self.others or herd > 1.0:
+            there += max(0.0, self.others + (herd - 1.0) * (own - self.own_then))
+        beside = there + 1.0 if there < slots else slots
+        self.beside = there + 1 if there < slots else slots
+        step_s = stepping.base + stepping.slope * beside
+        per_token_s = reading.slope
+        slow = self.slowness(now_s)
+        if slow < 1.0:
+            slow = 1.0
+        ahead = 0.0
+        late = 1.0
+        if self.waiting:
+            oldest = next(iter(self.waiting.values()))
+            begun_s = self.read_s if self.read_s > oldest.started_s else oldest.started_s
+            ahead = herd * self.unread - (now_s - begun_s) / (per_token_s * slow)
+            if ahead < 0.0:
+                ahead = 0.0
+            late = (now_s - oldest.started_s) / (2.0 * oldest.expected_s + 0.05)
+            late = LATE_MOST if late > LATE_MOST else late if late > 1.0 else 1.0
+        elif not own:
+            idle_s = now_s - self.used_s
+            if not reading.samples:
+                late = exp(-idle_s)
+            elif idle_s < 30.0:
+                late = 1.0 - idle_s / 60.0
+            else:
+                late = 0.5
+        wait_s = 0.0
+        self.full = there >= slots
+        if self.full:
+            service_s = pace.output * step_s + pace.uncached * per_token_s
+            wait_s = (there - slots + 1) * service_s / slots
+        self.ahead = ahead
+        self.expected_s = reading.base + wait_s + per_token_s * ahead
+        factor = slow * late
+        doubt = self.doubted(now_s) if self.doubt else 0.0
+        if doubt:
+            factor *= 1.0 + doubt
+        if profile.warmth < 1.0:
+            factor *= 1.0 + settings.cold * (1.0 - profile.warmth)
+        if profile.gpu_use and own < slots:
+            factor *= 1.0 + profile.gpu_use * (1.0 - own / slots)
+        self.fixed_s = factor * (self.expected_s + settings.w * pace.output * step_s)
+        if doubt:
+            self.fixed_s += 0.5 * doubt * (pace.output * step_s)
+        self.per_token_s = (
+            factor * per_token_s * (1.0 + settings.gamma * (beside if beside < there else there))
+        )
+
+    def _read(self, request_id: str, flight: Flight) -> None:
+        del self.waiting[request_id]
+        self.unread = self.unread - flight.tokens if self.waiting else 0.0
+        self.until_s = -inf
