@@ -34,7 +34,37 @@ from llmgw.demo.fleet import Fleet
 from llmgw.demo.layout import FLEET, MODEL, ensure_model
 
 HERE = Path(__file__).parent
-WORDS = ["gateway", "server", "queue", "token", "prompt", "slot", "cache", "model", "stream", "answer", "fast", "slow", "node", "route", "limit", "health", "first", "last", "short", "long", "warm", "cold", "busy", "idle", "open", "close", "send", "read", "write"]
+WORDS = [
+    "gateway",
+    "server",
+    "queue",
+    "token",
+    "prompt",
+    "slot",
+    "cache",
+    "model",
+    "stream",
+    "answer",
+    "fast",
+    "slow",
+    "node",
+    "route",
+    "limit",
+    "health",
+    "first",
+    "last",
+    "short",
+    "long",
+    "warm",
+    "cold",
+    "busy",
+    "idle",
+    "open",
+    "close",
+    "send",
+    "read",
+    "write",
+]
 
 
 def free_port() -> int:

@@ -185,7 +185,9 @@ class GatewayService(Service):
         self.backends.start()
         self._lag_due_s = self.clock() + LAG_EVERY_S
         self._lag.start(LAG_EVERY_S, now=False)
-        self.reactor.callWhenRunning(self._take_signals)
+        self._take_signals(signal.SIGHUP)
+        # The reactor takes these two for itself when it begins to run.
+        self.reactor.callWhenRunning(self._take_signals, signal.SIGTERM, signal.SIGINT)
         for warning in self.config.warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info(
@@ -244,17 +246,21 @@ class GatewayService(Service):
         end_s = self.clock() + seconds
         await self._until(lambda: self.clock() >= end_s, seconds)
 
-    def _take_signals(self) -> None:
+    def _take_signals(self, *numbers: signal.Signals) -> None:
         """SIGTERM drains, SIGINT drains for five seconds, a second one of either
         ends at once; SIGHUP reloads. (twistd would die of SIGHUP, and would leave
         with the signal as its exit status.)"""
-        call = self.reactor.callFromThread
-        try:
-            signal.signal(signal.SIGTERM, lambda *_: call(self._signalled, False))
-            signal.signal(signal.SIGINT, lambda *_: call(self._signalled, True))
-            signal.signal(signal.SIGHUP, lambda *_: call(self.reload_and_log))
-        except ValueError:
-            pass  # not the main thread: somebody else's process
+        actions: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: lambda: self._signalled(False),
+            signal.SIGINT: lambda: self._signalled(True),
+            signal.SIGHUP: self.reload_and_log,
+        }
+        for number in numbers:
+            action = actions[number]
+            try:
+                signal.signal(number, lambda *_, action=action: self.reactor.callFromThread(action))
+            except ValueError:
+                return  # not the main thread: somebody else's process
 
     def _signalled(self, interrupted: bool) -> None:
         if self.draining:

@@ -11,92 +11,23 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from llmgw.core.fleet import BackendSpec, Fleet
 from llmgw.core.retry import RetryBudget, backoff_s
 from llmgw.errors import GatewayError, Overloaded
+from llmgw.simulation.exchange import MODEL, Exchange, Record
 from llmgw.simulation.node import Node, Work
-from llmgw.values import Backend, Choice, Request, Usage
+from llmgw.values import Backend, Choice, Usage
 
 if TYPE_CHECKING:
-    from llmgw.core.lease import Lease
     from llmgw.core.member import Member
     from llmgw.simulation.run import Settings
     from llmgw.simulation.site import Site
     from llmgw.simulation.workload import Job
 
-MODEL = "model"
 NO_CAP = 1_000_000
 
 MOST_DECLINES = 8
 """After so many who wait would rather wait on, nobody else is asked until the next change."""
-
-
-class Record(Struct):
-    """What became of one job.
-
-    :param ttft_s: from arrival at the gateway to the first token, waits and retries included.
-    :param e2e_s: from arrival to the end, whatever it was.
-    :param asked: nodes in the order they were asked.
-    :param outcome: ``done``, the reason of the last attempt's failure, or the code
-        of the gateway's own refusal.
-    """
-
-    id: str
-    arrived_s: float
-    ttft_s: float | None
-    e2e_s: float
-    asked: tuple[str, ...]
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    outcome: str
-    waited_s: float = 0.0
-
-    @property
-    def node(self) -> str:
-        """Who was asked last, ``""`` if nobody was."""
-        return self.asked[-1] if self.asked else ""
-
-
-class _Exchange:
-    """One job under way."""
-
-    __slots__ = (
-        "arrived_s",
-        "asked",
-        "budgeted",
-        "ended",
-        "first_s",
-        "job",
-        "lease",
-        "request",
-        "sent_s",
-        "waited_s",
-        "work",
-    )
-
-    def __init__(self, job: Job, now_s: float) -> None:
-        self.job = job
-        self.arrived_s = now_s
-        self.asked: tuple[str, ...] = ()
-        self.budgeted = False
-        self.ended = False
-        self.first_s: float | None = None
-        self.lease: Lease | None = None
-        self.sent_s = 0.0
-        self.request = Request(
-            id=job.id,
-            model=MODEL,
-            prompt_tokens=job.guess,
-            max_tokens=job.max_tokens,
-            prefix=job.prefix,
-            session=job.session,
-            streaming=True,
-        )
-        self.waited_s = 0.0
-        self.work: Work | None = None
 
 
 class Gateway:
@@ -122,8 +53,8 @@ class Gateway:
         self._dice = dice
         self._over = over
         self._budget = RetryBudget()
-        self._waiting: list[_Exchange] = []
-        self._silent: dict[int, _Exchange] = {}  # asked and without a first token, oldest first
+        self._waiting: list[Exchange] = []
+        self._silent: dict[Exchange, None] = {}  # asked and without a first token, oldest first
         self._order = getattr(router, "order", None)
         if getattr(router, "observes", True):
             self.fleet.observe = self._observe
@@ -158,7 +89,7 @@ class Gateway:
         now_s = self._clock.now_s
         self.fleet.report(node_id, self._site.report(node_id), now_s)
         limit_s = now_s - self._settings.first_token_s
-        for exchange in list(self._silent.values()):
+        for exchange in list(self._silent):
             if exchange.sent_s > limit_s:
                 break
             self._abandon(exchange)
@@ -170,7 +101,7 @@ class Gateway:
     def request(self, job: Job) -> None:
         """A client asks. Whoever waits already was offered all that is free, and declined."""
         now_s = self._clock.now_s
-        exchange = _Exchange(job, now_s)
+        exchange = Exchange(job, now_s)
         self._budget.request(now_s)
         if self._settings.patience_s > 0.0:
             self._clock.at(now_s + self._settings.patience_s, self._leave, exchange)
@@ -184,7 +115,7 @@ class Gateway:
             return
         self._send(exchange, chosen)
 
-    def _choose(self, exchange: _Exchange) -> Choice:
+    def _choose(self, exchange: Exchange) -> Choice:
         now_s = self._clock.now_s
         candidates = self.fleet.candidates(exchange.request, now_s, exclude=frozenset(exchange.asked))
         chosen: Choice | Backend | None
@@ -197,13 +128,13 @@ class Gateway:
             raise Overloaded("the router wants none of them now", retry_after_s=1.0)
         return chosen if isinstance(chosen, Choice) else Choice(chosen)
 
-    def _send(self, exchange: _Exchange, choice: Choice) -> None:
+    def _send(self, exchange: Exchange, choice: Choice) -> None:
         now_s = self._clock.now_s
         backend = choice.backend
         job = exchange.job
         exchange.asked = (*exchange.asked, backend.id)
         exchange.sent_s = now_s
-        self._silent[id(exchange)] = exchange
+        self._silent[exchange] = None
         exchange.lease = self.fleet.lease(backend.id, exchange.request, now_s)
         exchange.work = work = Work(
             job.pieces,
@@ -217,16 +148,16 @@ class Gateway:
         )
         self._site.send(backend.id, work)
 
-    def _first(self, exchange: _Exchange, work: Work) -> None:
+    def _first(self, exchange: Exchange, work: Work) -> None:
         if work is not exchange.work or exchange.ended:
             return
         now_s = self._clock.now_s
         exchange.first_s = now_s
-        self._silent.pop(id(exchange), None)
+        self._silent.pop(exchange, None)
         assert exchange.lease is not None
         exchange.lease.first_token(now_s)
 
-    def _done(self, exchange: _Exchange, work: Work) -> None:
+    def _done(self, exchange: Exchange, work: Work) -> None:
         if work is not exchange.work or exchange.ended:
             return
         now_s = self._clock.now_s
@@ -243,17 +174,17 @@ class Gateway:
         self._end(exchange, "done")
         self._serve_waiting(exchange.asked[-1])
 
-    def _broken(self, exchange: _Exchange, work: Work, reason: str) -> None:
+    def _broken(self, exchange: Exchange, work: Work, reason: str) -> None:
         if work is exchange.work and not exchange.ended:
             self._fail(exchange, reason)
 
-    def _fail(self, exchange: _Exchange, reason: str) -> None:
+    def _fail(self, exchange: Exchange, reason: str) -> None:
         """The attempt failed; before the first token somebody else may be asked."""
         now_s, node_id = self._clock.now_s, exchange.asked[-1]
         lease = exchange.lease
         assert lease is not None
         exchange.work = None
-        self._silent.pop(id(exchange), None)
+        self._silent.pop(exchange, None)
         lease.finish(now_s, ok=reason == "loading", reason=reason, refused=reason == "refused")
         self._return_budget(exchange)
         if exchange.first_s is None and self._may_retry(exchange, reason):
@@ -263,7 +194,7 @@ class Gateway:
             self._end(exchange, reason)
         self._serve_waiting(node_id)
 
-    def _leave(self, exchange: _Exchange) -> None:
+    def _leave(self, exchange: Exchange) -> None:
         """The client has waited long enough for its first token."""
         if exchange.ended or exchange.first_s is not None:
             return
@@ -278,12 +209,12 @@ class Gateway:
         if exchange.asked:
             self._serve_waiting(exchange.asked[-1])
 
-    def _abandon(self, exchange: _Exchange) -> None:
+    def _abandon(self, exchange: Exchange) -> None:
         """Close the connection, so that the server stops."""
         if exchange.work is not None:
             self._site.abandon(exchange.asked[-1], exchange.work)
 
-    def _may_retry(self, exchange: _Exchange, reason: str) -> bool:
+    def _may_retry(self, exchange: Exchange, reason: str) -> bool:
         now_s = self._clock.now_s
         # A time-out is tried once more at most: whoever waited so long may do so twice.
         if len(exchange.asked) > (1 if reason == "timeout" else self._settings.retries):
@@ -295,12 +226,12 @@ class Gateway:
         exchange.budgeted = self._budget.take(now_s)
         return exchange.budgeted
 
-    def _return_budget(self, exchange: _Exchange) -> None:
+    def _return_budget(self, exchange: Exchange) -> None:
         if exchange.budgeted:
             self._budget.done()
             exchange.budgeted = False
 
-    def _again(self, exchange: _Exchange, reason: str) -> None:
+    def _again(self, exchange: Exchange, reason: str) -> None:
         if exchange.ended:
             return
         try:
@@ -310,9 +241,9 @@ class Gateway:
         else:
             self._send(exchange, chosen)
 
-    def _end(self, exchange: _Exchange, outcome: str) -> None:
+    def _end(self, exchange: Exchange, outcome: str) -> None:
         exchange.ended = True
-        self._silent.pop(id(exchange), None)
+        self._silent.pop(exchange, None)
         self._return_budget(exchange)
         now_s, job, work = self._clock.now_s, exchange.job, exchange.work
         done = outcome == "done"
@@ -344,11 +275,11 @@ class Gateway:
             most = 2 * sum(member.cap for member in self.fleet.members.values() if member.cap < NO_CAP)
         return len(self._waiting) < most
 
-    def _wait(self, exchange: _Exchange) -> None:
+    def _wait(self, exchange: Exchange) -> None:
         self._waiting.append(exchange)
         self._clock.at(self._clock.now_s + self._settings.max_wait_s, self._give_up, exchange)
 
-    def _give_up(self, exchange: _Exchange) -> None:
+    def _give_up(self, exchange: Exchange) -> None:
         if not exchange.ended and exchange in self._waiting:
             self._waiting.remove(exchange)
             exchange.waited_s = self._clock.now_s - exchange.arrived_s
@@ -362,7 +293,7 @@ class Gateway:
         decline a slow backend by ``None``. Then the next one is asked, a few times.
         """
         waiting = self._waiting
-        declined: list[_Exchange] = []
+        declined: list[Exchange] = []
         while len(waiting) > len(declined) and len(declined) < MOST_DECLINES:
             member = self.fleet.members.get(node_id)
             if member is None or member.view.in_flight >= member.cap:
@@ -381,7 +312,7 @@ class Gateway:
             exchange.waited_s = self._clock.now_s - exchange.arrived_s
             self._send(exchange, chosen)
 
-    def _next(self, member: Member, declined: list[_Exchange]) -> _Exchange | None:
+    def _next(self, member: Member, declined: list[Exchange]) -> Exchange | None:
         fit = [
             exchange
             for exchange in self._waiting
@@ -392,7 +323,7 @@ class Gateway:
         if self._order is None or len(fit) == 1:
             return fit[0]
         try:
-            index = self._order([exchange.request for exchange in fit], member.backend, self._clock.now_s)
+            index: int = self._order([each.request for each in fit], member.backend, self._clock.now_s)
             return fit[index]
         except Exception as error:
             self._failed("order", error)

@@ -50,6 +50,7 @@ def block_hashes(pieces: Pieces, block_tokens: int = BLOCK_TOKENS) -> tuple[int,
         while edge <= begin:
             hashes.append(_mix(chain, edge))
             edge += block_tokens
+        chain = _mix(chain, tokens)  # where the piece ended is part of what comes after it
     return tuple(hashes)
 
 

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from llmgw.core.breaker import BreakerRules
 from llmgw.simulation.clock import Clock
-from llmgw.simulation.gateway import Gateway, Record
+from llmgw.simulation.exchange import Record
+from llmgw.simulation.gateway import Gateway
 from llmgw.simulation.node import NodeSpec
 from llmgw.simulation.site import Site
 from llmgw.simulation.workload import Job, Workload

@@ -266,7 +266,7 @@ def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path, background: bool
         assert "in use" in said
         assert said.count("llmgw: cannot") == 1
     else:
-        assert "in use" in (tmp_path / "gw.log").read_text()
+        eventually(lambda: "in use" in (tmp_path / "gw.log").read_text())
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -6,6 +6,7 @@ import base64
 import itertools
 import json
 import re
+import signal
 import ssl
 import time
 from collections.abc import Iterator
@@ -170,6 +171,7 @@ def ask_anew(gateway: Gateway, request: bytes, method: str = "POST") -> Answer:
 
 def access_line(gateway: Gateway, answer: Answer) -> dict[str, object]:
     wanted = answer.get("x-request-id")
+    gateway.process.send_signal(signal.SIGHUP)  # a reload writes what waits
     return eventually(lambda: [line for line in gateway.access if line["id"] == wanted])[0]
 
 
