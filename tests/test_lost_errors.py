@@ -1,10 +1,10 @@
-"""The fixtures of tests/conftest.py, tried on small test files."""
+"""The fixtures of tests/lost_errors.py, tried on small test files."""
 
 from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).with_name("conftest.py").read_text()
+CONFTEST = Path(__file__).with_name("lost_errors.py").read_text()
 
 LOGGED = """
 from twisted.logger import Logger

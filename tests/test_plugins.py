@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -353,7 +354,7 @@ def test_help_imports_no_command() -> None:
     source = "import sys; from llmgw.commands.main import main; main(['--help'], standalone_mode=False); "
     source += "print([m for m in sys.modules if m.startswith(('llmgw.commands.', 'twisted'))])"
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert "plugins  List installed plugins" in result.stdout
+    assert re.search(r"plugins +List installed plugins", result.stdout)
     assert result.stdout.splitlines()[-1] == "['llmgw.commands.main']"
 
 

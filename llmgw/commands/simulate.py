@@ -40,7 +40,7 @@ WORKLOADS: Mapping[str, tuple[Generator, float]] = {
 )
 @click.option(
     "--load",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=click.FloatRange(0.001, 100),
     help="Share of what the fleet can carry with nothing cached.  [default: the workload's; a trace's pace]",
 )
 @click.option("--requests", type=click.IntRange(1, 10_000_000), default=2000, show_default=True)

@@ -9,12 +9,14 @@ when idle; ``all`` is every node, where that makes sense.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isfinite
 
 from msgspec import Struct
 
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.simulation.run import World
+
+MOST = 86_400.0
+"""The largest number a fault may have; a run must come to an end."""
 
 PROBE_TOKENS = 200
 """Prompt by which the best and the worst node are told."""
@@ -220,8 +222,9 @@ def _number(text: str, key: str, value: str) -> float:
         number = float(value)
     except ValueError:
         number = -1.0
-    if not isfinite(number) or number < 0.0 or (key == "share" and number > 1.0):
-        raise _error(text, f"{key} must be a number{' from 0 to 1' if key == 'share' else ', 0 or more'}")
+    most = 1.0 if key == "share" else MOST
+    if not 0.0 <= number <= most:
+        raise _error(text, f"{key} must be a number from 0 to {most:g}")
     if key == "factor" and number == 0.0:
         raise _error(text, "factor must be above 0")
     return number

@@ -253,6 +253,36 @@ def test_a_router_that_raises_costs_nothing_but_its_advice():
     assert result.fault == "observe: ZeroDivisionError: division by zero"
 
 
+def test_an_order_that_raises_or_points_nowhere_is_the_oldest_first():
+    class Wrong(LeastConnections):
+        def order(self, waiting, backend, now_s):
+            return 99
+
+    node = msgspec.structs.replace(NODE, slots=1)
+    jobs = [job(number, 1.0 + number / 1000) for number in range(4)]
+    settings = Settings(max_wait_s=60.0, max_waiting=9)
+    result = simulate(load(*jobs), [node], lambda _: Wrong(), settings)
+    assert [record.id for record in result.records] == ["r0", "r1", "r2", "r3"]
+    assert result.fault == "order: IndexError: list index out of range"
+
+
+def test_a_router_that_does_not_observe_is_not_told():
+    router = Scripted(lambda request, candidates, now_s: candidates[0])
+    router.observes = False
+    simulate(load(job(1, 1.0)), [NODE], lambda _: router)
+    assert router.events == []
+
+
+def test_one_that_declines_does_not_hold_up_the_others():
+    def only_short(request, candidates, now_s):
+        return candidates[0] if request.prompt_tokens < 500 or now_s > 8.0 else None
+
+    jobs = [job(1, 1.0, output=100), job(2, 1.1, output=300), job(3, 1.2, prompt=900), job(4, 1.3)]
+    settings = Settings(max_wait_s=60.0, max_waiting=9)
+    result = simulate(load(*jobs), [NODE], lambda _: Scripted(only_short), settings)
+    assert [record.id for record in result.records] == ["r1", "r4", "r2", "r3"]
+
+
 def test_a_prompt_beyond_a_nodes_window_goes_to_another():
     small = msgspec.structs.replace(NODE, id="small", context_length=50)
     result = simulate(load(*(job(n, n * 1.0) for n in range(1, 6))), [small, NODE], lambda _: RoundRobin())
