@@ -111,6 +111,7 @@ def makeService(options: Options) -> GatewayService:
     from twisted.internet import reactor
 
     from llmgw.service import GatewayService
+    from llmgw.wire.dispatch import without_log_context
 
     keep_monotonic_time(reactor)
     try:
@@ -118,6 +119,7 @@ def makeService(options: Options) -> GatewayService:
     except (ConfigError, PluginError) as error:
         raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
     tune_collector()
+    without_log_context()
     return service
 
 

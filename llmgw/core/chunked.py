@@ -74,6 +74,18 @@ class ChunkedDecoder:
     def stop(self) -> None:
         """Deliver nothing more, not even the rest of the read in hand."""
         self._deliver = _ignore
+        self._alone = {}
+
+    def alone(self, data: bytes) -> bytes | None:
+        """Take a read that is exactly one whole chunk, the usual one of a token stream.
+
+        :return: its content; ``None`` for any other read, which is not taken.
+        """
+        if self._at_size and not self._held and self._trailers is None:
+            size_line = self._alone.get(len(data))
+            if size_line is not None and data.startswith(size_line) and data.endswith(_CHUNK_END):
+                return data[len(size_line) : -2]
+        return None
 
     def feed(self, data: bytes) -> int:
         """Take the next bytes.
@@ -85,11 +97,6 @@ class ChunkedDecoder:
         if self._held:
             data = self._held + data
             self._held = b""
-        elif self._at_size and self._trailers is None:
-            size_line = self._alone.get(len(data))
-            if size_line is not None and data.startswith(size_line) and data.endswith(_CHUNK_END):
-                self._deliver(data[len(size_line) : -2])
-                return -1
         position = 0
         size_of_data = len(data)
         if not self._at_size:

@@ -185,6 +185,20 @@ class PrefixIndex:
             high = low - 1
         return found
 
+    def held(self, marks: Sequence[int], backend_id: str) -> int:
+        """How many of these landmarks that backend has read; by halving."""
+        young, old = self._young, self._old
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            mark = marks[middle - 1]
+            readers = young.get(mark) or old.get(mark)
+            if readers is not None and backend_id in readers:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def distance(self, backend_id: str, read: int) -> int:
         """Class of how many prompts ago something was read; 0 is the latest."""
         return min((self._held[backend_id].read - read).bit_length(), DISTANCES - 1)

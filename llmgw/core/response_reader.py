@@ -149,6 +149,16 @@ class ResponseReader:
             self.close()
             raise
 
+    def alone(self, data: bytes) -> bytes | None:
+        """Take a read of the connection that is exactly one whole chunk of content.
+
+        A way around :meth:`feed` and the sink for the usual read of a token stream.
+
+        :return: the content; ``None`` for any other read, which is for :meth:`feed`.
+        """
+        chunks = self._chunks
+        return None if chunks is None else chunks.alone(data)
+
     def eof(self) -> None:
         """The backend has closed, cleanly or not. Harmless after the end of a response.
 
@@ -333,6 +343,7 @@ class ResponseReader:
         if self._dead:
             return
         assert self._head is not None
+        self._chunks = None
         self._take = self._take_excess
         self.reusable = self._head.keep_alive and not behind
         self._sink.response_received()

@@ -54,8 +54,7 @@ class Watched:
         meter.feed(data, now_s)
         if self._last_s:
             self._observe_gap(now_s - self._last_s)
-            self._last_s = now_s
-            self.lease.moved(now_s)
+            self.lease.moved_s = self._last_s = now_s
         elif meter.first_content_s is not None:
             self._last_s = now_s
             self.lease.first_token(now_s)

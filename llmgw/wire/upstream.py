@@ -127,6 +127,14 @@ class UpstreamConnection(TwistedProtocol):
             ready.callback(self)
 
     def dataReceived(self, data: bytes) -> None:
+        if self._sink is not None and not self._parts:
+            content = self._reader.alone(data)
+            if content is not None:
+                now_s = self.clock()
+                deadline_s = now_s + self._idle_s
+                self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
+                self._pass(self._sink, content, now_s, False)
+                return
         if not self._busy:
             # Bytes that nobody asked for: such a connection is never used again.
             self.abort()
@@ -343,8 +351,11 @@ class UpstreamConnection(TwistedProtocol):
                 self.pause()
             return
         self._parts = []
+        self._pass(sink, parts[0] if len(parts) == 1 else b"".join(parts), now_s, self._complete)
+
+    def _pass(self, sink: Sink, content: bytes, now_s: float, last: bool) -> None:
         try:
-            sink.received(parts[0] if len(parts) == 1 else b"".join(parts), now_s, self._complete)
+            sink.received(content, now_s, last)
         except Exception:
             # A fault of ours must not leave the client waiting for ever.
             self.log.failure("reading a response failed")

@@ -1,0 +1,89 @@
+"""Which of a server's slots holds what, as far as we can know.
+
+Llama-server keeps one prompt per slot and puts a new one where it finds the
+longest common beginning, or else in the slot idle for longest. By itself it
+gives up a conversation's cache for one that merely begins with the same system
+prompt. Told which slot to use (``id_slot``), it need not: here the value of what
+is overwritten is set against what is saved.
+
+This holds only while every request there is ours and was given its slot; the
+router asks for none otherwise. A server that ignores the wish costs nothing: the
+shadow is then wrong, and used for nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf
+
+KEEP_S = 20.0
+"""Time constant in which a held prompt loses its value; conversations pause for some seconds."""
+
+KEEP = 0.5
+"""Value of a held landmark just used, against one saved now."""
+
+
+class SlotShadow:
+    """The slots of one backend.
+
+    :ivar taken: how many are at work for us.
+    """
+
+    __slots__ = ("_busy", "_marks", "_used_s", "taken")
+
+    def __init__(self, slots: int) -> None:
+        self._marks: list[Sequence[int]] = [()] * slots
+        self._used_s = [-inf] * slots
+        self._busy: list[str | None] = [None] * slots
+        self.taken = 0
+
+    def __len__(self) -> int:
+        return len(self._busy)
+
+    def choose(self, marks: Sequence[int], now_s: float) -> int | None:
+        """The idle slot where a prompt with these landmarks gains most; ``None`` if all work."""
+        chosen: int | None = None
+        most, oldest_s = -inf, inf
+        first = marks[0] if marks else None
+        for slot, held in enumerate(self._marks):
+            if self._busy[slot] is not None:
+                continue
+            used_s = self._used_s[slot]
+            value = 0.0
+            if held:
+                saved = common(held, marks) if held[0] == first else 0
+                value = saved - KEEP * (len(held) - saved) * exp((used_s - now_s) / KEEP_S)
+            if value > most or (value == most and used_s < oldest_s):
+                chosen, most, oldest_s = slot, value, used_s
+        return chosen
+
+    def take(self, slot: int, request_id: str, marks: Sequence[int]) -> bool:
+        """A request was sent with that slot.
+
+        :return: whether it was idle.
+        """
+        if slot >= len(self._busy) or self._busy[slot] is not None:
+            return False
+        self._busy[slot] = request_id
+        self._marks[slot] = marks
+        self.taken += 1
+        return True
+
+    def free(self, slot: int, request_id: str, now_s: float) -> None:
+        """That request is over."""
+        if slot < len(self._busy) and self._busy[slot] == request_id:
+            self._busy[slot] = None
+            self._used_s[slot] = now_s
+            self.taken -= 1
+
+
+def common(held: Sequence[int], marks: Sequence[int]) -> int:
+    """Length of the common beginning; by halving, as equal landmarks mean equal beginnings."""
+    low, high = 0, min(len(held), len(marks))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if held[middle - 1] == marks[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

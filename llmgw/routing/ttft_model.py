@@ -1,0 +1,529 @@
+"""What one backend will take until the first token, learned from what it took.
+
+The time to first token of a request with ``u`` uncached prompt tokens is taken to be ::
+
+    overhead + wait for a slot + seconds_per_token x (backlog + u)
+
+Overhead and seconds per token are a straight line through measured times, with
+forgetting. Before the first samples, and with less and less weight beside them,
+stands a guess: the speed of the fleet as learned so far, in proportion to the
+backend's weight. A wrong weight is overruled within some ten answers.
+
+The line holds for the machine as it usually is. Two factors follow at once when
+it is not: how much longer than predicted first tokens took lately, forgotten
+within half a minute, and how overdue the oldest one is that has not come. The
+first is soft near 1, where it is mostly noise. Simulated, leaving it out cost
+nothing at rest and saved nothing; the second saved 3 % of mean time to first token.
+
+Failures make doubt. A doubted backend gets one trial at a time, at intervals that
+double while trials fail and shrink as they succeed.
+
+What is worked out from all this is two numbers, ``fixed_s`` and ``per_token_s``:
+a decision then costs one multiplication per backend. They are made anew when
+something happened there, and at least every :data:`TICK_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, inf
+
+from msgspec import Struct
+
+from llmgw.values import Backend
+
+TICK_S = 0.05
+"""Costs are worked out anew at least so often."""
+
+KEPT = 0.97
+"""What remains of a line's past at each new sample."""
+
+GUESS = 0.5
+"""Weight of each of the two points of a guess beside samples of weight 1 at most."""
+
+SLOW_S = 20.0
+"""Time constant for forgetting slowness."""
+
+LATE_MOST = 100.0
+"""The most that one overdue first token can make of a backend's cost."""
+
+IDLE_S = 30.0
+"""After so long without a request a backend is taken to be faster by :data:`IDLE_GAIN`."""
+
+IDLE_GAIN = 0.4
+"""What is known of an idle backend is old; this sends it a request now and then."""
+
+UNTRIED_S = 1.0
+"""Time constant in which one that never answered becomes attractive, whatever its weight."""
+
+FULL_GAIN = 2.0
+"""Weight of a wait for a slot: it is also a wait for those who come after."""
+
+OVERHEAD_MOST_S = 0.25
+"""Overhead beyond is not believed: it is waiting that we did not see."""
+
+DOUBT_S = 20.0
+"""Time constant for forgetting failures."""
+
+DOUBT_MOST = 5.0
+"""Many requests that fail at once are one failure of the backend."""
+
+DOUBT_OUT = 0.5
+"""With so much doubt a backend is left to trials."""
+
+TRIAL_FIRST_S, TRIAL_LAST_S = 0.5, 20.0
+"""Interval between trials, at first and at most."""
+
+TRIAL_REFUSED_S = 2.0
+"""At most, where nobody listens: such a trial costs next to nothing."""
+
+COLD_GAIN = 2.0
+"""How much a backend without any warmth costs beyond its figures."""
+
+KV_FULL = 0.95
+"""Share of KV cache from which a backend is left out, unless all are there."""
+
+OUT_S = 1e4
+"""Added to the cost of one that is left out. Where all are, the least bad is taken."""
+
+HERD_LEAST = 1.15
+"""Fewer requests of others, for each of ours, are taken for late counts."""
+
+GUESS_OVERHEAD_S = 0.02
+GUESS_TOKENS_PER_S = 1000.0
+GUESS_STEP_S = 0.02
+"""Speed of a backend of the first seen weight, before anything was measured anywhere."""
+
+
+class Line:
+    """``y = base + slope x`` through weighted samples, newer ones counting more.
+
+    Two points of the guess stand beside the samples for good, at ``x = 0`` and at
+    ``far``; so neither few samples nor samples all alike can tilt it.
+    """
+
+    __slots__ = ("_far", "_w", "_wx", "_wxx", "_wxy", "_wy", "base", "samples", "slope")
+
+    def __init__(self, far: float) -> None:
+        self._far = far
+        self._w = self._wx = self._wxx = self._wy = self._wxy = 0.0
+        self.samples = 0
+        self.base = 0.0
+        self.slope = 0.0
+
+    def add(self, x: float, y: float, weight: float) -> None:
+        """A sample; :meth:`fit` takes it in."""
+        self.samples += 1
+        self._w = KEPT * self._w + weight
+        self._wx = KEPT * self._wx + weight * x
+        self._wxx = KEPT * self._wxx + weight * x * x
+        self._wy = KEPT * self._wy + weight * y
+        self._wxy = KEPT * self._wxy + weight * x * y
+
+    def fit(self, base: float, slope: float) -> None:
+        """Lay the line anew, beside a guess."""
+        far = self._far
+        end = base + slope * far
+        w = self._w + 2.0 * GUESS
+        wx = self._wx + GUESS * far
+        wxx = self._wxx + GUESS * far * far
+        wy = self._wy + GUESS * (base + end)
+        wxy = self._wxy + GUESS * far * end
+        self.slope = found = max((w * wxy - wx * wy) / (w * wxx - wx * wx), 1e-9)
+        self.base = max((wy - found * wx) / w, 0.0)
+
+
+class Prices(Struct, frozen=True):
+    """What else than its own time to first token a request is made to pay for.
+
+    :param output: share of the expected time for output, so that the end counts too.
+    :param stall: per stream that stands still while this prompt is read, a share of that time.
+    """
+
+    output: float = 0.02
+    stall: float = 0.2
+
+
+class Flight:
+    """One request on its way to a backend, or thought of for it.
+
+    :ivar prompt: its prompt tokens, as estimated.
+    :ivar tokens: of these, the ones believed uncached.
+    :ivar marks: landmarks of its prompt.
+    :ivar matched: share of the prompt that the index found there.
+    :ivar distance: class of how long ago that was read.
+    :ivar slot: which was asked for.
+    :ivar ahead: tokens that others were waiting to have read.
+    :ivar beside: requests that were there, this one included.
+    :ivar expected_s: predicted time to first token for a backend as it usually is.
+    :ivar waited: it had to wait for a slot.
+    """
+
+    __slots__ = (
+        "ahead",
+        "backend_id",
+        "beside",
+        "distance",
+        "expected_s",
+        "marks",
+        "matched",
+        "prompt",
+        "slot",
+        "started_s",
+        "tokens",
+        "ttft_s",
+        "waited",
+    )
+
+    def __init__(
+        self,
+        backend_id: str,
+        prompt: float,
+        tokens: float,
+        marks: Sequence[int] = (),
+        matched: float = 0.0,
+        distance: int = 0,
+        slot: int | None = None,
+    ) -> None:
+        self.backend_id = backend_id
+        self.prompt = prompt
+        self.tokens = tokens
+        self.marks = marks
+        self.matched = matched
+        self.distance = distance
+        self.slot = slot
+        self.ahead = 0.0
+        self.beside = 1.0
+        self.expected_s = 0.0
+        self.started_s = 0.0
+        self.ttft_s: float | None = None
+        self.waited = False
+
+
+class Pace:
+    """What the fleet has in common: the size of requests, and speed for a weight.
+
+    :ivar herd: requests of all gateways for each of ours; 1 if we are alone.
+    :ivar output: mean output tokens of a request.
+    :ivar uncached: mean uncached prompt tokens of a request.
+    :ivar overhead_s: mean of the backends' overheads.
+    :ivar per_token_s: seconds to read a token, at weight 1.
+    :ivar step_s: seconds between two output tokens, at weight 1.
+    """
+
+    __slots__ = ("_answers", "_samples", "herd", "output", "overhead_s", "per_token_s", "step_s", "uncached")
+
+    def __init__(self) -> None:
+        self._answers = 0
+        self._samples = 0
+        self.herd = 1.0
+        self.output = 150.0
+        self.uncached = 300.0
+        self.overhead_s = GUESS_OVERHEAD_S
+        self.per_token_s = 0.0
+        self.step_s = 0.0
+
+    def seen(self, weight: float) -> None:
+        """A backend was seen; before anything is measured the first one's weight is the scale."""
+        if not self.per_token_s:
+            self.per_token_s = weight / GUESS_TOKENS_PER_S
+            self.step_s = weight * GUESS_STEP_S
+
+    def answered(self, uncached: float, output: int | None) -> None:
+        """A request was answered to its end."""
+        self._answers += 1
+        gain = max(0.02, 1.0 / (self._answers + 4))
+        self.uncached += gain * (uncached - self.uncached)
+        if output is not None:
+            self.output += gain * (output - self.output)
+
+    def measured(self, lane: Lane) -> None:
+        """A backend's lines were laid anew."""
+        self._samples += 1
+        gain = max(0.02, 1.0 / (self._samples + 1))
+        self.overhead_s += gain * (lane.reading.base - self.overhead_s)
+        self.per_token_s += gain * (lane.reading.slope * lane.weight - self.per_token_s)
+        self.step_s += gain * (lane.stepping.base * lane.weight - self.step_s)
+
+    def shared(self, own: int, others: int) -> None:
+        """So many requests of ours and of others are in the fleet; told now and then."""
+        now = min((own + others) / own, 16.0) if own else 1.0
+        herd = self.herd + 0.2 * (now - self.herd)
+        self.herd = herd if herd > HERD_LEAST or now > HERD_LEAST else 1.0
+
+
+class Lane:
+    """One backend: what is on its way there, and what one more would cost.
+
+    :ivar own: requests of ours there.
+    :ivar others: requests of others there, when somebody told last.
+    :ivar told_slots: by its health reports.
+    :ivar slots: as many as it has, by report, by setting, or else its cap.
+    :ivar full: one more would wait for a slot.
+    :ivar fixed_s: cost of a request without uncached tokens.
+    :ivar per_token_s: cost of each uncached token.
+    :ivar until_s: the two hold no longer than this.
+    :ivar turn_s: time in which a slot comes free when all are taken.
+    :ivar doubt: failures lately, as of ``doubt_s``.
+    """
+
+    __slots__ = (
+        "_ahead",
+        "_beside",
+        "_expected_s",
+        "_extra_s",
+        "_own_then",
+        "_peers",
+        "_ratio",
+        "_ratio_s",
+        "_read_s",
+        "_stale",
+        "_unread",
+        "_used_s",
+        "_waiting",
+        "backend",
+        "doubt",
+        "doubt_s",
+        "fixed_s",
+        "full",
+        "id",
+        "others",
+        "own",
+        "pause_s",
+        "per_token_s",
+        "reading",
+        "slots",
+        "stepping",
+        "told_slots",
+        "trial_s",
+        "turn_s",
+        "until_s",
+        "weight",
+    )
+
+    def __init__(self, backend_id: str, now_s: float) -> None:
+        self.id = backend_id
+        self.backend: Backend | None = None
+        self.weight = 1.0
+        self.slots = 1
+        self.told_slots: int | None = None
+        self.own = 0
+        self.others = 0
+        self.full = False
+        self.fixed_s = 0.0
+        self.per_token_s = 0.0
+        self.turn_s = 0.0
+        self.until_s = -inf
+        self.reading = Line(400.0)
+        self.stepping = Line(8.0)
+        self.doubt = 0.0
+        self.doubt_s = now_s
+        self.trial_s = -inf
+        self.pause_s = TRIAL_FIRST_S
+        self._waiting: dict[str, Flight] = {}
+        self._unread = 0.0
+        self._read_s = now_s
+        self._used_s = now_s
+        self._own_then = 0
+        self._peers = 0
+        self._extra_s = 0.005
+        self._ratio = 1.0
+        self._ratio_s = now_s
+        self._stale = True
+        self._ahead = 0.0
+        self._beside = 1.0
+        self._expected_s = 0.0
+
+    # --- what happens there -------------------------------------------------------
+
+    def started(self, request_id: str, flight: Flight, now_s: float) -> None:
+        """A request of ours was sent there."""
+        flight.started_s = self._used_s = now_s
+        flight.ahead = self._ahead
+        flight.beside = self._beside
+        flight.waited = self.full
+        flight.expected_s = self._expected_s + self.reading.slope * flight.tokens
+        self.own += 1
+        self._waiting[request_id] = flight
+        self._unread += flight.tokens
+        self.until_s = -inf
+
+    def first_token(self, request_id: str, flight: Flight, now_s: float, ttft_s: float) -> None:
+        """That request's prompt has been read."""
+        self._read(request_id, flight)
+        self._read_s = now_s
+        flight.ttft_s = ttft_s
+        # What was believed cached and was not is no slowness: between the two predictions all is well.
+        expected_s = flight.expected_s
+        if ttft_s > expected_s:
+            expected_s = min(ttft_s, expected_s + self.reading.slope * (flight.prompt - flight.tokens))
+        ratio = min(ttft_s / (expected_s + 1e-3), LATE_MOST)
+        before = self.slowness(now_s)
+        gain = 0.5 if ratio > before else 0.3
+        if flight.waited:
+            gain *= 0.2
+        self._ratio = before + gain * (ratio - before)
+        self._ratio_s = now_s
+
+    def left(self, request_id: str, flight: Flight) -> None:
+        """That request is over."""
+        self.own -= 1
+        if flight.ttft_s is None:
+            self._read(request_id, flight)
+        self.until_s = -inf
+
+    def answered(self, flight: Flight, uncached: float, prompt_s: float | None, gap_s: float | None) -> None:
+        """Learn from an answer.
+
+        :param uncached: prompt tokens that were read, by the backend's word if it told.
+        :param prompt_s: time it says it spent on them, free of waiting for others.
+        :param gap_s: mean time between two tokens.
+        """
+        line, ttft_s = self.reading, flight.ttft_s
+        x, y = uncached, prompt_s
+        if flight.waited:
+            ttft_s = None
+        if y is None:
+            x, y = flight.ahead + uncached, ttft_s
+        elif ttft_s is not None:
+            extra_s = min(max(ttft_s - y - line.slope * flight.ahead, 0.0), OVERHEAD_MOST_S)
+            self._extra_s += 0.1 * (extra_s - self._extra_s)
+        if y is not None:
+            if line.samples >= 5:  # before that a wrong guess must not clip what overrules it
+                expected_s = line.base + line.slope * x
+                y = min(max(y, expected_s / 3.0), 3.0 * expected_s)
+            near = 400.0 / (400.0 + x)
+            line.add(x, y, near * near)
+            self._stale = True
+        if gap_s is not None:
+            self.stepping.add(flight.beside, gap_s, 1.0)
+            self._stale = True
+
+    def failed(self, now_s: float, refused: bool) -> None:
+        """A request failed through the backend's fault.
+
+        :param refused: nobody listened.
+        """
+        self.doubt = min(self.doubted(now_s) + 1.0, DOUBT_MOST)
+        self.doubt_s = now_s
+        if now_s >= self.trial_s:
+            self.trial_s = now_s + self.pause_s
+            self.pause_s = min(2.0 * self.pause_s, TRIAL_REFUSED_S if refused else TRIAL_LAST_S)
+        self.until_s = -inf
+
+    def succeeded(self, now_s: float) -> None:
+        """A request was answered whole."""
+        if self.doubt:
+            self.doubt = 0.6 * self.doubted(now_s)
+            self.doubt_s = now_s
+            self.pause_s = max(0.5 * self.pause_s, TRIAL_FIRST_S)
+            if self.doubt < 0.05:
+                self.doubt = 0.0
+            self.until_s = -inf
+
+    def tried(self, now_s: float) -> None:
+        """Chosen while in doubt: the next trial is one interval away."""
+        self.trial_s = now_s + self.pause_s
+        self.until_s = -inf
+
+    def revived(self) -> None:
+        """It answers again after nobody was there: it may be tried at once."""
+        self.pause_s = TRIAL_FIRST_S
+        self.trial_s = -inf
+        self.until_s = -inf
+
+    def others_are(self, count: int) -> None:
+        """So many requests of others are there."""
+        self.others = count
+        self._own_then = self.own
+        self.until_s = -inf
+
+    # --- what it would cost now ---------------------------------------------------
+
+    def doubted(self, now_s: float) -> float:
+        """Failures lately, fading."""
+        return self.doubt * exp((self.doubt_s - now_s) / DOUBT_S)
+
+    def slowness(self, now_s: float) -> float:
+        """How much longer than usual first tokens took lately; below 1 if shorter."""
+        return 1.0 + (self._ratio - 1.0) * exp((self._ratio_s - now_s) / SLOW_S)
+
+    def refresh(self, backend: Backend, pace: Pace, prices: Prices, now_s: float) -> None:
+        """Work out the costs anew, from the backend's live picture and our own counts."""
+        profile = backend.profile
+        self.backend = backend
+        self.weight = weight = backend.weight
+        peers = profile.peers_in_flight or 0
+        if peers != self._peers:
+            self._peers = peers
+            self.others_are(peers)
+        self.until_s = now_s + TICK_S
+        if self._stale:
+            self._fit(pace, weight, profile.prefill_rate, profile.token_rate)
+        reading, stepping = self.reading, self.stepping
+        per_token_s = reading.slope
+        self.slots = slots = self.told_slots or backend.slots or backend.max_connections
+        own = max(self.own, profile.in_flight or 0)
+        herd = pace.herd
+        there: float = own
+        if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
+            there += max(0.0, self.others + (herd - 1.0) * (own - self._own_then))
+        self.full = there >= slots
+        beside = slots if self.full else there + 1.0
+        step_s = stepping.base + stepping.slope * beside
+        above = self.slowness(now_s) - 1.0
+        slow = 1.0 + above * above / (1.0 + above) if above > 0.0 else 1.0
+        ahead = 0.0
+        if self._waiting:
+            oldest = next(iter(self._waiting.values()))
+            begun_s = max(self._read_s, oldest.started_s)
+            ahead = max(0.0, herd * self._unread - (now_s - begun_s) / (per_token_s * slow))
+            late = (now_s - oldest.started_s) / (2.0 * oldest.expected_s + 0.05)
+            factor = slow * min(max(late, 1.0), LATE_MOST)
+        elif own:
+            factor = slow
+        elif reading.samples:
+            factor = slow * (1.0 - IDLE_GAIN * min((now_s - self._used_s) / IDLE_S, 1.0))
+        else:
+            factor = slow * exp((self._used_s - now_s) / UNTRIED_S)
+        self.turn_s = turn_s = (pace.output * step_s + pace.uncached * per_token_s) / slots
+        wait_s = FULL_GAIN * (there - slots + 1.0) * turn_s if self.full else 0.0
+        self._ahead = ahead
+        self._beside = beside
+        self._expected_s = expected_s = reading.base + self._extra_s + wait_s + per_token_s * ahead
+        if profile.warmth < 1.0:
+            factor *= 1.0 + COLD_GAIN * (1.0 - profile.warmth)
+        if profile.gpu_use and not self.full:  # what our own requests do not explain
+            factor *= 1.0 + profile.gpu_use * (1.0 - there / slots)
+        out_s = OUT_S if profile.kv_use is not None and profile.kv_use >= KV_FULL else 0.0
+        if self.doubt:
+            doubt = self.doubted(now_s)
+            if doubt >= DOUBT_OUT:
+                if now_s < self.trial_s:
+                    out_s += OUT_S
+                else:
+                    factor *= 0.2
+            factor *= 1.0 + doubt
+        self.fixed_s = factor * (expected_s + prices.output * pace.output * step_s) + out_s
+        self.per_token_s = factor * per_token_s * (1.0 + prices.stall * min(there, slots))
+
+    def _fit(self, pace: Pace, weight: float, prefill_rate: float | None, token_rate: float | None) -> None:
+        self._stale = False
+        pace.seen(weight)
+        reading, stepping = self.reading, self.stepping
+        slope = pace.per_token_s / weight
+        if prefill_rate and not reading.samples:
+            slope = 1.0 / prefill_rate
+        reading.fit(pace.overhead_s, slope)
+        reading.base = min(reading.base, OVERHEAD_MOST_S)
+        step_s = pace.step_s / weight
+        if token_rate and not stepping.samples:
+            step_s = 1.0 / token_rate
+        stepping.fit(step_s, 0.03 * step_s)
+        if reading.samples:
+            pace.measured(self)
+
+    def _read(self, request_id: str, flight: Flight) -> None:
+        del self._waiting[request_id]
+        self._unread = self._unread - flight.tokens if self._waiting else 0.0
+        self.until_s = -inf
