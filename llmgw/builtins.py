@@ -11,10 +11,13 @@ from typing import Any
 
 from zope.interface import classImplements, implementer
 
-from llmgw.interfaces import CONTRACT, IRouter, IRouterFactory
+from llmgw.interfaces import CONTRACT, IOrderingRouter, IRouter, IRouterFactory
 from llmgw.routing.adaptive import Adaptive
+from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.least_connections import LeastConnections
+from llmgw.routing.peak_ewma import PeakEwma
 from llmgw.routing.power_of_two import PowerOfTwo
+from llmgw.routing.prefix_hash import PrefixHash
 from llmgw.routing.round_robin import RoundRobin
 from llmgw.routing.weighted_least_connections import WeightedLeastConnections
 from llmgw.routing.weighted_round_robin import WeightedRoundRobin
@@ -25,6 +28,9 @@ classImplements(WeightedRoundRobin, IRouter)
 classImplements(LeastConnections, IRouter)
 classImplements(WeightedLeastConnections, IRouter)
 classImplements(PowerOfTwo, IRouter)
+classImplements(ExpectedTtft, IOrderingRouter)
+classImplements(PeakEwma, IRouter)
+classImplements(PrefixHash, IRouter)
 
 
 @implementer(IRouterFactory)
@@ -75,6 +81,21 @@ power_of_two = RouterFactory(
     "power-of-two",
     "the less loaded of two drawn at random",
     PowerOfTwo.from_options,
+)
+expected_ttft = RouterFactory(
+    "expected-ttft",
+    "least expected time to first token, learned, with cached prefixes",
+    ExpectedTtft.from_options,
+)
+peak_ewma = RouterFactory(
+    "peak-ewma",
+    "lowest recent duration times load, quick to believe bad news",
+    PeakEwma.from_options,
+)
+prefix_hash = RouterFactory(
+    "prefix-hash",
+    "equal beginnings to equal backends, within bounds of load",
+    PrefixHash.from_options,
 )
 
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402

@@ -47,6 +47,12 @@ MOST_ASKED = 4096
 MOST_FLIGHTS = 65536
 """Requests under way that are remembered; more means that ends were not told."""
 
+MOST_LANES = 4096
+"""Backends remembered; beyond it those without a request under way are forgotten."""
+
+WAIT_MOST_S = 60.0
+"""Who has waited for longer has left without a word."""
+
 MOST_WAITING = 32
 """So many of those who wait are looked at, the oldest first."""
 
@@ -132,7 +138,7 @@ class ExpectedTtft:
         for each in candidates:
             lane = lanes.get(each.id)
             if lane is None:
-                lane = lanes[each.id] = Lane(each.id, now_s)
+                lane = self._new_lane(each.id, now_s)
             if lane.until_s <= now_s:
                 lane.refresh(each, pace, prices, now_s)
             costs.append(lane.fixed_s + lane.per_token_s * tokens)
@@ -158,6 +164,17 @@ class ExpectedTtft:
         if matched:
             why += f", {matched:.0%} of the prompt seen there"
         return Choice(chosen, slot, costs[place], why)
+
+    def _new_lane(self, backend_id: str, now_s: float) -> Lane:
+        lanes = self._lanes
+        if len(lanes) >= MOST_LANES:
+            for gone in [each.id for each in lanes.values() if not each.own]:
+                self._index.forget(gone)
+                self._shadows.pop(gone, None)
+                self._away.discard(gone)
+                del lanes[gone]
+        lane = lanes[backend_id] = Lane(backend_id, now_s)
+        return lane
 
     def _credit(
         self,
@@ -227,8 +244,11 @@ class ExpectedTtft:
         declined = self._declined
         since_s = declined.get(request_id)
         if since_s is None:
-            if len(declined) >= MOST_ASKED:
-                declined.clear()
+            while declined:
+                oldest = next(iter(declined))
+                if now_s - declined[oldest] < WAIT_MOST_S and len(declined) < MOST_ASKED:
+                    break
+                del declined[oldest]
             since_s = declined[request_id] = now_s
         return since_s
 
@@ -243,9 +263,10 @@ class ExpectedTtft:
                 continue
             if lane.until_s <= now_s:
                 lane.refresh(lane.backend, self._pace, self._prices, now_s)
-            if lane.full and self._patience * (
-                lane.fixed_s + lane.per_token_s * tokens + queue * lane.turn_s
-            ) < cost:
+            if (
+                lane.full
+                and self._patience * (lane.fixed_s + lane.per_token_s * tokens + queue * lane.turn_s) < cost
+            ):
                 self._waits_since(request_id, now_s)
                 return True
         return False
@@ -281,13 +302,13 @@ class ExpectedTtft:
             flight = Flight(backend_id, self._pace.uncached, self._pace.uncached)
         lane = self._lanes.get(backend_id)
         if lane is None:
-            lane = self._lanes[backend_id] = Lane(backend_id, event.at_s)
+            lane = self._new_lane(backend_id, event.at_s)
         flights[request_id] = flight
         lane.started(request_id, flight, event.at_s)
-        if flight.slot is not None and not self._shadows[backend_id].take(
-            flight.slot, request_id, flight.marks
-        ):
-            flight.slot = None
+        if flight.slot is not None:
+            shadow = self._shadows.get(backend_id)
+            if shadow is None or not shadow.take(flight.slot, request_id, flight.marks):
+                flight.slot = None
 
     def _end(self, request_id: str) -> tuple[Flight, Lane]:
         flight = self._flights.pop(request_id)
@@ -307,7 +328,7 @@ class ExpectedTtft:
                 shadow.free(flight.slot, event.request_id, now_s)
         if not event.ok:
             if reason not in NO_BLAME and not reason.startswith("status_4"):
-                lane.failed(now_s, reason == "connect")
+                lane.failed(flight, now_s, reason in ("connect", "refused"))
         elif reason == "done":
             lane.succeeded(now_s)
             self._answered(flight, lane, event)

@@ -62,7 +62,7 @@ FULL_GAIN = 2.0
 OVERHEAD_MOST_S = 0.25
 """Overhead beyond is not believed: it is waiting that we did not see."""
 
-DOUBT_S = 20.0
+DOUBT_S = 60.0
 """Time constant for forgetting failures."""
 
 DOUBT_MOST = 5.0
@@ -71,7 +71,7 @@ DOUBT_MOST = 5.0
 DOUBT_OUT = 0.5
 """With so much doubt a backend is left to trials."""
 
-TRIAL_FIRST_S, TRIAL_LAST_S = 0.5, 20.0
+TRIAL_FIRST_S, TRIAL_LAST_S = 0.5, 30.0
 """Interval between trials, at first and at most."""
 
 TRIAL_REFUSED_S = 2.0
@@ -278,6 +278,7 @@ class Lane:
         "_ratio_s",
         "_read_s",
         "_stale",
+        "_struck_s",
         "_unread",
         "_used_s",
         "_waiting",
@@ -330,6 +331,7 @@ class Lane:
         self._ratio = 1.0
         self._ratio_s = now_s
         self._stale = True
+        self._struck_s = -inf
         self._ahead = 0.0
         self._beside = 1.0
         self._expected_s = 0.0
@@ -399,14 +401,18 @@ class Lane:
             self.stepping.add(flight.beside, gap_s, 1.0)
             self._stale = True
 
-    def failed(self, now_s: float, refused: bool) -> None:
+    def failed(self, flight: Flight, now_s: float, refused: bool) -> None:
         """A request failed through the backend's fault.
+
+        Those that were under way when the last failure became known say nothing new
+        about when to try again.
 
         :param refused: nobody listened.
         """
         self.doubt = min(self.doubted(now_s) + 1.0, DOUBT_MOST)
         self.doubt_s = now_s
-        if now_s >= self.trial_s:
+        if flight.started_s >= self._struck_s:
+            self._struck_s = now_s
             self.trial_s = now_s + self.pause_s
             self.pause_s = min(2.0 * self.pause_s, TRIAL_REFUSED_S if refused else TRIAL_LAST_S)
         self.until_s = -inf
@@ -416,7 +422,7 @@ class Lane:
         if self.doubt:
             self.doubt = 0.6 * self.doubted(now_s)
             self.doubt_s = now_s
-            self.pause_s = max(0.5 * self.pause_s, TRIAL_FIRST_S)
+            self.pause_s = max(0.7 * self.pause_s, TRIAL_FIRST_S)
             if self.doubt < 0.05:
                 self.doubt = 0.0
             self.until_s = -inf
@@ -452,7 +458,7 @@ class Lane:
         """Work out the costs anew, from the backend's live picture and our own counts."""
         profile = backend.profile
         self.backend = backend
-        self.weight = weight = backend.weight
+        self.weight = weight = max(backend.weight, 1e-6)
         peers = profile.peers_in_flight or 0
         if peers != self._peers:
             self._peers = peers

@@ -10,12 +10,15 @@ from twisted.application.service import ServiceMaker
 
 from llmgw.builtins import (
     adaptive,
+    expected_ttft,
     http_health,
     keys_checker,
     least_connections,
     llamacpp_health,
     local_limiter,
+    peak_ewma,
     power_of_two,
+    prefix_hash,
     round_robin,
     weighted_least_connections,
     weighted_round_robin,
@@ -23,13 +26,16 @@ from llmgw.builtins import (
 
 __all__ = [
     "adaptive",
+    "expected_ttft",
     "gateway",
     "http_health",
     "keys_checker",
     "least_connections",
     "llamacpp_health",
     "local_limiter",
+    "peak_ewma",
     "power_of_two",
+    "prefix_hash",
     "round_robin",
     "uvloop",
     "weighted_least_connections",
