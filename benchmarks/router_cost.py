@@ -77,9 +77,7 @@ def live(router: Any, backends: list[Backend], asked: list[Request]) -> tuple[fl
             by_id[where].profile.in_flight -= 1
             tokens = old.prompt_tokens
             events.append(
-                Finished(
-                    old.id, where, now_s, True, "done", now_s - since_s, tokens, tokens // 2, 100, 0.05
-                )
+                Finished(old.id, where, now_s, True, "done", now_s - since_s, tokens, tokens // 2, 100, 0.05)
             )
         begun = perf_counter()
         for event in events:
@@ -94,7 +92,9 @@ def main() -> None:
     reader.add_argument("routers", nargs="*", default=["expected-ttft", "peak-ewma", "prefix-hash"])
     reader.add_argument("--requests", type=int, default=2000)
     chosen = reader.parse_args()
-    factories = {each.name: each for each in vars(builtins).values() if isinstance(each, builtins.RouterFactory)}
+    factories = {
+        each.name: each for each in vars(builtins).values() if isinstance(each, builtins.RouterFactory)
+    }
     print(f"{'router':28} {'backends':>8} {'blocks':>6} {'choose µs':>18} {'events µs':>18}")
     print(f"{'':28} {'':8} {'':6} {'least':>9}{'mean':>9} {'least':>9}{'mean':>9}")
     gc.disable()
@@ -123,7 +123,9 @@ def main() -> None:
         index.insert([dice.getrandbits(32) for _ in range(16)], f"backend-{number % 10}", 8)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    print(f"\nprefix index at its bound of {most}: {len(index)} landmarks, {size / len(index):.0f} bytes each")
+    print(
+        f"\nprefix index at its bound of {most}: {len(index)} landmarks, {size / len(index):.0f} bytes each"
+    )
     print("\nhash_blocks, blocks of 512 bytes, at most 32 of them")
     for length in (1_000, 10_000, 100_000, 1_000_000):
         text = random.Random(3).randbytes(length)

@@ -32,8 +32,6 @@ def check_supported(config: Config, reactor: Any) -> None:
     faults: list[ConfigFault] = []
     if config.workers > 1:
         faults.append(ConfigFault("workers", "more than one worker is not supported yet"))
-    if config.admission.max_wait_s > 0:
-        faults.append(ConfigFault("admission.max_wait_s", "waiting for a slot is not supported yet"))
     if faults:
         raise ConfigError(faults, config.source)
     for index, table in enumerate(config.discovery):

@@ -34,18 +34,28 @@ if TYPE_CHECKING:
     from llmgw.wire.sweep import Sweep
 
 
+FRESH_S = 30.0
+
+
 class Watch:
     """All health sources of one backend, and the one report they make together.
 
-    The first source's word on life and death counts; of the figures each adds
-    what the ones before it did not tell.
+    The first source's word on life and death counts, and each of its looks is one
+    report. The others add what it did not tell, as long as they are alive
+    themselves and their last look is no older than :data:`FRESH_S`.
     """
 
     def __init__(
-        self, sources: Sequence[Any], target: Target, report: Callable[[HealthReport], None]
+        self,
+        sources: Sequence[Any],
+        target: Target,
+        report: Callable[[HealthReport], None],
+        clock: Callable[[], float],
     ) -> None:
         self._sources = list(sources)
         self._reports: list[HealthReport | None] = [None] * len(self._sources)
+        self._told_s = [0.0] * len(self._sources)
+        self._clock = clock
         self._target = target
         self._report = report
 
@@ -65,13 +75,14 @@ class Watch:
             source.stop()
 
     def _reported(self, index: int, report: HealthReport) -> None:
+        now_s = self._clock()
         self._reports[index] = report
-        first = self._reports[0]
-        if first is None:
+        self._told_s[index] = now_s
+        if index:
             return
-        merged = first
-        for other in self._reports[1:]:
-            if other is not None:
+        merged = report
+        for other, told_s in zip(self._reports[1:], self._told_s[1:], strict=True):
+            if other is not None and other.alive and now_s - told_s <= FRESH_S:
                 merged = _completed(merged, other)
         self._report(merged)
 
@@ -187,6 +198,7 @@ class Backends:
             sources,
             Target(self._reactor, id, backend.url, headers, tls),
             lambda report: self._fleet.report(id, report, self._sweep.clock()),
+            self._sweep.clock,
         )
         self._watches[id] = watch
         self._health[id] = health

@@ -101,9 +101,11 @@ prefix_hash = RouterFactory(
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
 from llmgw.health.http import HttpHealthFactory  # noqa: E402
 from llmgw.health.llamacpp import LlamaCppHealthFactory  # noqa: E402
+from llmgw.health.prometheus import PrometheusHealthFactory  # noqa: E402
 from llmgw.ratelimit.local import LocalRateLimiterFactory  # noqa: E402
 
 llamacpp_health = LlamaCppHealthFactory()
 http_health = HttpHealthFactory()
+prometheus_health = PrometheusHealthFactory()
 local_limiter = LocalRateLimiterFactory()
 keys_checker = KeysCheckerFactory()

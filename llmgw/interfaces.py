@@ -65,6 +65,14 @@ class IRouter(Interface):
 
     If a method raises, the fault is logged (rate limited), counted, and the
     gateway falls back to least connections for that request; nothing is lost.
+
+    A router may have an attribute ``wants_prefix`` that is true: then
+    ``Request.prefix`` is filled, with one hash for each 448 bytes of the prompt's
+    JSON, of which each stands for all bytes up to its end (`llmgw.core.prompt`).
+    Else it is empty, which saves about 7 µs per request, and more for long ones.
+
+    A :class:`~llmgw.values.Choice` with a ``slot`` makes a llama-server wait for
+    that very slot, busy or not, if the route obeys ``id_slot``; elsewhere it is ignored.
     """
 
     def choose(request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | Backend | None:
@@ -77,7 +85,9 @@ class IRouter(Interface):
 
         :param now_s: monotonic seconds; never runs backwards.
         :return: one of ``candidates``, bare or in a :class:`Choice`; ``None`` means
-            "none of these now", which the client sees as 503 ``overloaded``.
+            "none of these now", which the client sees as 503 ``overloaded``, or,
+            where waiting is allowed, as a wait: it is asked again when something
+            changed, and four times a second.
         """
 
     def observe(event: Event) -> None:
@@ -98,7 +108,11 @@ class IOrderingRouter(IRouter):
         """A slot of ``backend`` came free: which of ``waiting`` (oldest first, never
         empty, all fit for this backend) goes next.
 
-        :return: an index into ``waiting``.
+        The one that is named is then given to ``choose`` with all backends that have
+        room; if that declines, this is asked again without it, a few times.
+
+        :param waiting: the 64 oldest at most, of all models that ``backend`` serves.
+        :return: an index into ``waiting``; anything else is a fault, and the first goes.
         """
 
 

@@ -48,6 +48,7 @@ class Operations:
             "draining": service.draining,
             "router": service.config.router.plugin,
             "in_flight": gateway.in_flight,
+            "waiting": len(gateway.waiting),
             "connections": len(site.connections),
             "held_bytes": site.held_bytes,
             "refusals": dict(site.refusals),
@@ -78,6 +79,7 @@ class Operations:
         return {
             "llmgw_connections": ("Client connections.", len(site.connections)),
             "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
+            "llmgw_waiting": ("Requests that wait for a slot.", len(gateway.waiting)),
             "llmgw_held_body_bytes": ("Request bodies in memory.", site.held_bytes),
             "llmgw_draining": ("1 while draining.", float(service.draining)),
             "llmgw_limiter_degraded": ("Requests that passed a late limiter.", gateway.limiter_degraded),

@@ -213,6 +213,7 @@ class GatewayService(Service):
             await self._pause(drain.lame_duck_s)
         await _stop_all(self._listeners)
         self.site.draining = True
+        self.gateway.waiting.close()
         self.site.close_idle()
         await self._until_idle(SIGINT_FINISH_S if self._interrupted else drain.finish_s)
         self.gateway.cancel_all()

@@ -14,18 +14,6 @@ def config(text=""):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("[admission]\nmax_wait_s = 1\n", "admission.max_wait_s"),
-    ],
-)
-def test_what_cannot_be_done_yet_is_refused_and_named(text, where):
-    with pytest.raises(ConfigError) as refused:
-        check_supported(config(text), reactor)
-    assert [fault.where for fault in refused.value.faults] == [where]
-
-
 def test_more_than_one_worker_is_refused():
     text = 'workers = 2\n[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n'
     with pytest.raises(ConfigError, match="workers"):

@@ -88,6 +88,7 @@ class Metrics:
         self._hold = histogram(
             "llmgw_hold_seconds", "How long requests were held for a model to load.", HOLD_BOUNDS
         )
+        self._wait = histogram("llmgw_wait_seconds", "How long requests waited for a slot.", HOLD_BOUNDS)
         self.lag = histogram(
             "llmgw_reactor_lag_seconds", "How late the event loop's own timer ran.", LAG_BOUNDS
         ).child(())
@@ -145,6 +146,10 @@ class Metrics:
     def held(self, seconds: float) -> None:
         """A request was held so long for its model, whatever came of it."""
         self._hold.child(()).observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        """A request has waited for a slot, whatever came of it."""
+        self._wait.child(()).observe(seconds)
 
     def rejected(self, reason: str) -> None:
         """A request was refused; ``reason`` is an error's code."""

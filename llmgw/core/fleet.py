@@ -70,12 +70,16 @@ class Fleet:
     :param dice: for jitter alone.
     :ivar observe: gets every event, in order; must not raise. ``None`` (as at
         first): nobody wants to know, and no event is even made.
+    :ivar freed: gets the id of a backend that may have come free, or whose standing
+        changed; must not raise, nor take a lease before it returns. ``None`` while
+        nobody waits. What time alone brings back is not told.
     :ivar panics: how many choices were made in panic.
     :ivar heard_s: the latest time anybody told.
     """
 
     def __init__(self, rules: BreakerRules, dice: Random) -> None:
         self.observe: Callable[[Event], None] | None = None
+        self.freed: Callable[[str], None] | None = None
         self.panics = 0
         self.heard_s = -inf
         self._rules = rules
@@ -111,7 +115,7 @@ class Fleet:
                 member.draining = old.draining
             if self._served:
                 member.cool(now_s)
-        self._index()
+        self._changed(spec.id)
 
     def remove(self, backend_id: str, now_s: float) -> None:
         """No new requests go there; it is forgotten when the last one under way ends."""
@@ -120,7 +124,7 @@ class Fleet:
         if member is not None:
             member.removed = True
             self.returned(member)
-            self._index()
+            self._changed(backend_id)
 
     def drain(self, backend_id: str) -> None:
         """Send no new requests there until :meth:`undrain`.
@@ -128,12 +132,12 @@ class Fleet:
         :raise KeyError: no such backend.
         """
         self._members[backend_id].draining = True
-        self._index()
+        self._changed(backend_id)
 
     def undrain(self, backend_id: str) -> None:
         """:raise KeyError: no such backend."""
         self._members[backend_id].draining = False
-        self._index()
+        self._changed(backend_id)
 
     def report(self, backend_id: str, report: HealthReport, now_s: float) -> None:
         """Take in a health report; one about a backend that is gone is ignored."""
@@ -145,6 +149,8 @@ class Fleet:
             self._index()
         if self.observe is not None:
             self.observe(HealthChanged(backend_id, now_s, report))
+        if self.freed is not None:
+            self.freed(backend_id)
 
     # --- what is served -----------------------------------------------------------
 
@@ -165,6 +171,17 @@ class Fleet:
     def serves(self, model: str) -> bool:
         """Some backend has the model, or has not told yet what it has."""
         return model in self._pools or self._any_name is not None
+
+    def takers(self, model: str) -> Sequence[Member]:
+        """Those that take requests for ``model`` whenever they can: not drained, not removed."""
+        pool = self._pools.get(model, self._any_name)
+        return () if pool is None else pool.members
+
+    def fits(self, member: Member, request: Request) -> bool:
+        """Whether the window of ``member``, one of its model's :meth:`takers`, is large
+        enough, as :meth:`candidates` sees it."""
+        pool = self._pools.get(request.model, self._any_name)
+        return pool is not None and member.window >= min(request.prompt_tokens, pool.widest)
 
     def candidates(
         self,
@@ -254,6 +271,12 @@ class Fleet:
         return [self._picture(member, now_s) for member in self._members.values()]
 
     # --- inside -------------------------------------------------------------------
+
+    def _changed(self, backend_id: str) -> None:
+        """Who serves what may be different now."""
+        self._index()
+        if self.freed is not None:
+            self.freed(backend_id)
 
     def _index(self) -> None:
         present = [member for member in self._members.values() if not member.removed]

@@ -141,6 +141,9 @@ class Lease:
                     prompt_s,
                 )
             )
+        freed = self._fleet.freed
+        if freed is not None:
+            freed(member.spec.id)
 
     def __enter__(self) -> Lease:
         return self

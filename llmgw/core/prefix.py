@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from zlib import crc32
 
 DENSE = 24
@@ -51,7 +52,10 @@ def _places() -> tuple[int, ...]:
 PLACES = _places()
 """Indexes of the blocks that are landmarks."""
 
-MOST_PLATEAUS = 4
+_PICKERS = tuple(itemgetter(*PLACES[:count]) for count in range(DENSE, MOST_LANDMARKS + 1))
+"""Each takes its number of landmarks out of a prefix."""
+
+MOST_PLATEAUS = 3
 """Different lengths that :meth:`PrefixIndex.match` tells apart."""
 
 DISTANCES = 16
@@ -88,7 +92,8 @@ def landmarks(prefix: Sequence[int]) -> Sequence[int]:
     length = len(prefix)
     if length <= DENSE:
         return prefix
-    return [prefix[place] for place in PLACES[: bisect_left(PLACES, length)]]
+    found: tuple[int, ...] = _PICKERS[bisect_left(PLACES, length) - DENSE](prefix)
+    return found
 
 
 def blocks_covered(marks: int) -> int:
@@ -121,13 +126,14 @@ class PrefixIndex:
     0.1 kB for each further one.
 
     :param most: landmarks remembered, 2 or more.
+    :ivar held: what is believed, by backend; everyone whom :meth:`match` names is in it.
     """
 
     def __init__(self, most: int) -> None:
         self._half = most // 2
         self._young: dict[int, dict[str, int]] = {}
         self._old: dict[int, dict[str, int]] = {}
-        self._held: dict[str, Held] = {}
+        self.held: dict[str, Held] = {}
 
     def __len__(self) -> int:
         """Landmarks remembered; one that was read again may count twice."""
@@ -138,9 +144,9 @@ class PrefixIndex:
 
         :param slots: where its belief starts, if it is new.
         """
-        held = self._held.get(backend_id)
+        held = self.held.get(backend_id)
         if held is None:
-            held = self._held[backend_id] = Held(slots)
+            held = self.held[backend_id] = Held(slots)
         held.read = read = held.read + 1
         young, old = self._young, self._old
         for mark in marks:
@@ -156,12 +162,15 @@ class PrefixIndex:
             self._old = young
             self._young = {}
 
-    def match(self, marks: Sequence[int]) -> list[tuple[int, Mapping[str, int]]]:
+    def match(self, marks: Sequence[int], crowd: int) -> list[tuple[int, Mapping[str, int]]]:
         """Who read how much of this beginning: ``(landmarks, readers)``, longest first.
 
         Readers of a longer beginning stand among those of the shorter ones too. At
         most :data:`MOST_PLATEAUS` lengths, each found by halving, so the work hardly
-        depends on the length. ``readers`` maps ids to the count of prompts then.
+        depends on the length.
+
+        :param crowd: the first length with more readers than this is the last one told.
+        :return: ``readers`` maps ids to the backend's count of prompts then.
         """
         young, old = self._young, self._old
         found: list[tuple[int, Mapping[str, int]]] = []
@@ -182,10 +191,12 @@ class PrefixIndex:
                 break
             found.append((low, best))
             fewest = len(best)
+            if fewest > crowd:
+                break
             high = low - 1
         return found
 
-    def held(self, marks: Sequence[int], backend_id: str) -> int:
+    def length(self, marks: Sequence[int], backend_id: str) -> int:
         """How many of these landmarks that backend has read; by halving."""
         young, old = self._young, self._old
         low, high = 0, len(marks)
@@ -199,26 +210,18 @@ class PrefixIndex:
                 high = middle - 1
         return low
 
-    def distance(self, backend_id: str, read: int) -> int:
-        """Class of how many prompts ago something was read; 0 is the latest."""
-        return min((self._held[backend_id].read - read).bit_length(), DISTANCES - 1)
-
-    def belief(self, backend_id: str, distance: int) -> float:
-        """Share, 0 to 1, of what was read at such a distance that is still there."""
-        return self._held[backend_id].belief[distance]
-
     def correct(self, backend_id: str, distance: int, share: float) -> None:
         """A backend has told how much of what it was believed to hold it held.
 
         :param share: 0 to 1.
         """
-        held = self._held.get(backend_id)
+        held = self.held.get(backend_id)
         if held is not None:
             held.belief[distance] += GAIN * (share - held.belief[distance])
 
     def forget(self, backend_id: str) -> None:
         """It was restarted or is gone: it holds nothing."""
-        if self._held.pop(backend_id, None) is None:
+        if self.held.pop(backend_id, None) is None:
             return
         for generation in (self._young, self._old):
             for mark in [mark for mark, readers in generation.items() if backend_id in readers]:

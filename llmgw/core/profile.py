@@ -133,18 +133,12 @@ class LiveProfile:
                 view.updated_s = now_s
 
     def reported(self, report: HealthReport, now_s: float) -> None:
-        """Take in what a health source told.
-
-        Several sources may watch one backend, each telling its part: what a
-        report leaves out stays as it was.
+        """Take in what was seen at a look. What it leaves out is not known any more:
+        yesterday's figure of a source that has died would count for ever.
         """
         view = self.view
-        if report.busy_slots is not None:
-            view.busy_slots = report.busy_slots
-        if report.deferred is not None:
-            view.deferred = report.deferred
-        if report.kv_use is not None:
-            view.kv_use = report.kv_use
-        if report.gpu_use is not None:
-            view.gpu_use = report.gpu_use
+        view.busy_slots = report.busy_slots
+        view.deferred = report.deferred
+        view.kv_use = report.kv_use
+        view.gpu_use = report.gpu_use
         view.updated_s = now_s

@@ -27,6 +27,7 @@ class Account:
     :ivar charged: the limiter's reservation, to be settled.
     :ivar sent_s: monotonic time at which the first attempt left for a backend.
     :ivar read_s: monotonic time at which the request was complete.
+    :ivar waited_s: seconds for which it waited for a slot.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Account:
         "streaming",
         "target",
         "usage",
+        "waited_s",
         "why",
     )
 
@@ -72,6 +74,7 @@ class Account:
         self.usage: Usage | None = None
         self.read_s: float | None = None
         self.sent_s: float | None = None
+        self.waited_s = 0.0
         self.outcome = "done"
         self.status = 0
 
@@ -100,7 +103,9 @@ class Account:
         first_s = None if self.meter is None else self.meter.first_content_s
         arrived_s = incoming.arrived_s
         ttft_s = None if first_s is None else first_s - arrived_s
-        overhead_s = None if self.sent_s is None or self.read_s is None else self.sent_s - self.read_s
+        overhead_s = None
+        if self.sent_s is not None and self.read_s is not None:
+            overhead_s = self.sent_s - self.read_s - self.waited_s
         gateway.metrics.request(
             self.route, self.target, self.backend, status, now_s - arrived_s, ttft_s, overhead_s, used
         )

@@ -116,7 +116,7 @@ class Attempt:
             self.incoming.head,
             self.outgoing.content_type,
             account.request_id,
-            self.outgoing.body_for(assembled=assembled, usage=strip, slot=self.choice.slot),
+            self.outgoing.body_for(assembled=assembled, usage=strip, slot=self._slot()),
         )
         if account.sent_s is None:
             account.sent_s = gateway.clock()
@@ -300,6 +300,12 @@ class Attempt:
             and not outgoing.ask.stream
             and not self.upstream.config.raw
         )
+
+    def _slot(self) -> int | None:
+        """The slot that the router wants, where it can be asked for. The server waits for
+        that one though another may be free, so none is asked for otherwise."""
+        slot = self.choice.slot
+        return slot if slot is not None and self.llama_server and self.outgoing.takes_slot() else None
 
     def _asks_usage(self) -> bool:
         """Token limits need the real usage, and this backend tells it only when asked."""

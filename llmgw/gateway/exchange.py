@@ -193,6 +193,7 @@ class Exchange:
             model=target,
             prompt_tokens=account.prompt_estimate,
             max_tokens=max_tokens,
+            prefix=outgoing.prefix() if getattr(gateway.router, "wants_prefix", False) else (),
             session=parsed.session,
             key=caller.id,
             streaming=parsed.stream,
@@ -228,7 +229,21 @@ class Exchange:
         tried = self._unsuited(outgoing.route)
         now_s = gateway.clock()
         gateway.budget.request(now_s)
-        choice = self._choose(request, tried, now_s)
+        waiting = gateway.waiting
+        try:
+            # Who comes while others wait for the model must not overtake them.
+            lined_up = waiting.occupied and waiting.has_line(request.model)
+            choice = None if lined_up else self._choose(request, tried, now_s)
+        except Overloaded:
+            if not waiting.has_room(request.model):
+                raise
+            choice = None
+        if choice is None:
+            try:
+                choice = await waiting.place(request, tried, until_s)
+            finally:
+                begun_s, now_s = now_s, gateway.clock()
+                self.account.waited_s = now_s - begun_s
         failed = await self._attempt(choice, outgoing, request, now_s, until_s)
         while failed is not None:
             now_s = gateway.clock()

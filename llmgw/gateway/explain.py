@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from llmgw.core.body import estimate_tokens, read_json
+from llmgw.core.prompt import prefix_of
 from llmgw.errors import GatewayError, InvalidRequest, ModelNotFound
 from llmgw.values import Backend, Choice, Request
 
@@ -31,6 +32,7 @@ def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
         model=target,
         prompt_tokens=estimate_tokens(parsed),
         max_tokens=parsed.max_tokens,
+        prefix=prefix_of(body, target) if getattr(gateway.router, "wants_prefix", False) else (),
         session=parsed.session,
         streaming=parsed.stream,
     )

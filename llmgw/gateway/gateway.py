@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from llmgw.errors import GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange, new_request_id
+from llmgw.gateway.waiting import WaitingRoom
 from llmgw.values import Backend, Choice, Usage
 from llmgw.wire.later import Task
 
@@ -68,6 +69,9 @@ class IMetrics(Protocol):
     def client_abort(self) -> None:
         """A client left."""
 
+    def waited(self, seconds: float) -> None:
+        """A request has waited for a slot, whatever came of it."""
+
 
 class Upstream(Struct):
     """How one backend is reached."""
@@ -85,6 +89,7 @@ class Gateway:
     :ivar aliases: model rules by the name clients use.
     :ivar per_key: requests at work by key id.
     :ivar in_flight: requests at work.
+    :ivar waiting: those of them that wait for a slot.
     """
 
     log = Logger()
@@ -127,6 +132,7 @@ class Gateway:
         self._complained_s = float("-inf")
         self._warned_s: dict[tuple[str, str], float] = {}
         self._tasks: set[Task] = set()
+        self.waiting = WaitingRoom(self)
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -181,6 +187,20 @@ class Gateway:
         self.router_faults += 1
         least = min(candidates, key=lambda backend: backend.profile.in_flight)
         return Choice(least, why="least connections: the router failed")
+
+    def order(self, waiting: Sequence[Request], backend: Backend, now_s: float) -> int:
+        """Ask a router that has an ``order`` who of those who wait goes next; one that
+        fails, or names nobody, is replaced by the oldest, as in :meth:`choose`."""
+        try:
+            place = self.router.order(waiting, backend, now_s)
+        except Exception:
+            self._complain("router", now_s)
+        else:
+            if isinstance(place, int) and 0 <= place < len(waiting):
+                return place
+            self._complain("router", now_s, f"ordered {place!r} of {len(waiting)} first")
+        self.router_faults += 1
+        return 0
 
     def kind_of(self, upstream: Upstream) -> str | None:
         """What a backend is: by its table, else by what its health source found."""

@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING
 
 from llmgw.core.body import clamp_output, splice
 from llmgw.core.multipart import splice_multipart
+from llmgw.core.prompt import is_batch, prefix_of
+from llmgw.gateway.routes import OLLAMA
 
 if TYPE_CHECKING:
     from llmgw.core.body import Ask
     from llmgw.gateway.routes import Route
 
+_PROMPTED = frozenset({"chat", "completion", "native", "messages", "responses"})
+"""Dialects of the routes where a prompt is read and answered."""
+_SLOTTED = frozenset(
+    {"/chat/completions", "/v1/chat/completions", "/v1/completions", "/completion", "/completions"}
+)
+"""Where llama-server was seen to obey ``id_slot``."""
 _LIMIT_KEYS = {"native": "n_predict", "responses": "max_output_tokens"}
 
 
@@ -34,6 +42,23 @@ class Outgoing:
         key = _LIMIT_KEYS.get(self.route.dialect, "max_tokens")
         self._changes.update(clamp_output(self.ask, max_tokens, key))
         return max_tokens
+
+    def prefix(self) -> tuple[int, ...]:
+        """For ``Request.prefix``; empty where no prompt is read and answered."""
+        route = self.route
+        if route.dialect in _PROMPTED or route.errors == OLLAMA:
+            return prefix_of(self._body, self.target)
+        return ()
+
+    def takes_slot(self) -> bool:
+        """Whether a slot of llama-server may be asked for: the route obeys, and there is
+        one prompt and one answer. Several would wait for the one slot, one after the other."""
+        route = self.route
+        return (
+            route.upstream in _SLOTTED
+            and self.ask.n == 1
+            and (route.dialect == "chat" or not is_batch(self._body))
+        )
 
     def body_for(self, *, assembled: bool, usage: bool, slot: int | None) -> bytes:
         """The body for one attempt.

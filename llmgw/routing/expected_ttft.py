@@ -26,10 +26,11 @@ from math import inf
 from random import Random
 from typing import Any
 
-from llmgw.core.prefix import PrefixIndex, blocks_covered, landmarks
+from llmgw.core.prefix import DISTANCES, PrefixIndex, blocks_covered, landmarks
 from llmgw.routing.options import Number, read_numbers
+from llmgw.routing.pace import Flight, Pace, Prices
 from llmgw.routing.slot_shadow import SlotShadow
-from llmgw.routing.ttft_model import Flight, Lane, Pace, Prices
+from llmgw.routing.ttft_model import OUT_S, Lane
 from llmgw.values import Backend, Choice, Event, Finished, FirstToken, HealthChanged, Request, Started
 
 OPTIONS = {
@@ -56,8 +57,9 @@ WAIT_MOST_S = 60.0
 MOST_WAITING = 32
 """So many of those who wait are looked at, the oldest first."""
 
-CROWD = 16
-"""A beginning read by more backends than this counts as read by all: a system prompt."""
+CROWD = 4
+"""A beginning that more backends than this have read, and more than half of the
+candidates, counts as read by all: a system prompt."""
 
 SAVED = 1.3
 """Weight of a cached token: what is read anew also pushes out what another would have used."""
@@ -128,23 +130,23 @@ class ExpectedTtft:
         share = 0.0
         if prefix:
             marks = landmarks(prefix)
-            plateaus = self._index.match(marks)
-            for length, readers in plateaus:
-                if len(readers) > CROWD:
-                    share = blocks_covered(length) / len(prefix)
-                    break
+            crowd = max(CROWD, len(candidates) // 2)
+            plateaus = self._index.match(marks, crowd)
+            if plateaus and len(plateaus[-1][1]) > crowd:
+                share = blocks_covered(plateaus.pop()[0]) / len(prefix)
         tokens = prompt * (1.0 - share)
         costs: list[float] = []
-        for each in candidates:
+        for place, each in enumerate(candidates):
             lane = lanes.get(each.id)
             if lane is None:
                 lane = self._new_lane(each.id, now_s)
             if lane.until_s <= now_s:
                 lane.refresh(each, pace, prices, now_s)
             costs.append(lane.fixed_s + lane.per_token_s * tokens)
+            lane.place = place
         found = self._credit(plateaus, share, len(prefix), prompt, candidates, costs) if plateaus else {}
         best = min(costs)
-        limit = best + abs(best) * (TIE if pace.herd == 1.0 else TIE_AMONG_GATEWAYS)
+        limit = best + abs(best) % OUT_S * (TIE if pace.herd == 1.0 else TIE_AMONG_GATEWAYS)
         near = [place for place, cost in enumerate(costs) if cost <= limit]
         place = near[0] if len(near) == 1 else near[int(self._dice.random() * len(near))]
         chosen = candidates[place]
@@ -160,10 +162,13 @@ class ExpectedTtft:
         self._asked[request.id] = Flight(
             chosen.id, prompt, max(prompt * (1.0 - cached), 1.0), marks, matched, distance, slot
         )
-        why = f"expected cost {best:.3g} s, least of {len(costs)}"
-        if matched:
-            why += f", {matched:.0%} of the prompt seen there"
-        return Choice(chosen, slot, costs[place], why)
+        cost = costs[place]
+        return Choice(
+            chosen,
+            slot,
+            cost,
+            f"cost {cost:.3g} s, least of {len(costs)}; {matched:.0%} of the prompt seen there",
+        )
 
     def _new_lane(self, backend_id: str, now_s: float) -> Lane:
         lanes = self._lanes
@@ -190,21 +195,24 @@ class ExpectedTtft:
         :param common: share of the prompt that all are taken to have.
         :return: by id: share found there, class of distance, share believed cached.
         """
-        index, lanes = self._index, self._lanes
+        held, lanes, count = self._index.held, self._lanes, len(candidates)
         found: dict[str, tuple[float, int, float]] = {}
-        places = {each.id: place for place, each in enumerate(candidates)}
         for length, readers in plateaus:
-            if len(readers) > CROWD:
-                break
             share = blocks_covered(length) / blocks
             for backend_id, read in readers.items():
-                place = places.get(backend_id)
-                if place is None or backend_id in found:
+                lane = lanes.get(backend_id)
+                if lane is None or backend_id in found:
                     continue
-                distance = index.distance(backend_id, read)
-                cached = max(share * index.belief(backend_id, distance), common)
+                place = lane.place
+                if place >= count or candidates[place].id != backend_id:
+                    continue
+                reads = held[backend_id]
+                distance = (reads.read - read).bit_length()
+                cached = share * reads.belief[distance if distance < DISTANCES else -1]
+                if cached < common:
+                    cached = common
                 found[backend_id] = (share, distance, cached)
-                costs[place] -= SAVED * lanes[backend_id].per_token_s * prompt * (cached - common)
+                costs[place] -= SAVED * lane.per_token_s * prompt * (cached - common)
         return found
 
     def _slot(self, lane: Lane, slots: int | None, marks: Sequence[int], now_s: float) -> int | None:
@@ -233,7 +241,7 @@ class ExpectedTtft:
             since_s = self._waits_since(each.id, now_s)
             tokens = each.prompt_tokens
             if each.prefix:
-                held = self._index.held(landmarks(each.prefix), backend.id)
+                held = self._index.length(landmarks(each.prefix), backend.id)
                 tokens *= 1.0 - blocks_covered(held) / len(each.prefix)  # type: ignore[assignment]
             key = since_s + per_token_s * tokens
             if key < least:
@@ -294,9 +302,9 @@ class ExpectedTtft:
         self._declined.pop(request_id, None)
         flights = self._flights
         if request_id in flights:
-            self._end(request_id)
+            self._end(request_id, event.at_s)
         elif len(flights) >= MOST_FLIGHTS:
-            self._end(next(iter(flights)))
+            self._end(next(iter(flights)), event.at_s)
         flight = self._asked.pop(request_id, None)
         if flight is None or flight.backend_id != backend_id:  # somebody else chose
             flight = Flight(backend_id, self._pace.uncached, self._pace.uncached)
@@ -310,17 +318,17 @@ class ExpectedTtft:
             if shadow is None or not shadow.take(flight.slot, request_id, flight.marks):
                 flight.slot = None
 
-    def _end(self, request_id: str) -> tuple[Flight, Lane]:
+    def _end(self, request_id: str, now_s: float) -> tuple[Flight, Lane]:
         flight = self._flights.pop(request_id)
         lane = self._lanes[flight.backend_id]
-        lane.left(request_id, flight)
+        lane.left(request_id, flight, now_s)
         return flight, lane
 
     def _finished(self, event: Finished) -> None:
         flight = self._flights.get(event.request_id)
         if flight is None or flight.backend_id != event.backend_id:
             return
-        _, lane = self._end(event.request_id)
+        _, lane = self._end(event.request_id, event.at_s)
         now_s, reason = event.at_s, event.reason
         if flight.slot is not None:
             shadow = self._shadows.get(lane.id)

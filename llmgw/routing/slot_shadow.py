@@ -14,10 +14,10 @@ shadow is then wrong, and used for nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf
+from math import inf
 
 KEEP_S = 20.0
-"""Time constant in which a held prompt loses its value; conversations pause for some seconds."""
+"""Time in which a held prompt loses half of its value; conversations pause for some seconds."""
 
 KEEP = 0.5
 """Value of a held landmark just used, against one saved now."""
@@ -44,15 +44,16 @@ class SlotShadow:
         """The idle slot where a prompt with these landmarks gains most; ``None`` if all work."""
         chosen: int | None = None
         most, oldest_s = -inf, inf
+        busy, used = self._busy, self._used_s
         first = marks[0] if marks else None
         for slot, held in enumerate(self._marks):
-            if self._busy[slot] is not None:
+            if busy[slot] is not None:
                 continue
-            used_s = self._used_s[slot]
+            used_s = used[slot]
             value = 0.0
             if held:
-                saved = common(held, marks) if held[0] == first else 0
-                value = saved - KEEP * (len(held) - saved) * exp((used_s - now_s) / KEEP_S)
+                saved = saved_of(held, marks) if held[0] == first else 0
+                value = saved - KEEP * (len(held) - saved) / (1.0 + (now_s - used_s) / KEEP_S)
             if value > most or (value == most and used_s < oldest_s):
                 chosen, most, oldest_s = slot, value, used_s
         return chosen
@@ -77,13 +78,14 @@ class SlotShadow:
             self.taken -= 1
 
 
-def common(held: Sequence[int], marks: Sequence[int]) -> int:
-    """Length of the common beginning; by halving, as equal landmarks mean equal beginnings."""
-    low, high = 0, min(len(held), len(marks))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if held[middle - 1] == marks[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def saved_of(held: Sequence[int], marks: Sequence[int]) -> int:
+    """Length of the common beginning, or somewhat less.
+
+    A turn of a conversation finds all that is held in its own beginning, which one
+    look tells, as equal landmarks mean equal beginnings. For others a rough answer
+    is enough: looks at a half, a quarter and the first.
+    """
+    length = min(len(held), len(marks))
+    while length and held[length - 1] != marks[length - 1]:
+        length //= 2
+    return length

@@ -20,26 +20,19 @@ double while trials fail and shrink as they succeed.
 
 What is worked out from all this is two numbers, ``fixed_s`` and ``per_token_s``:
 a decision then costs one multiplication per backend. They are made anew when
-something happened there, and at least every :data:`TICK_S`.
+something happened there, and at least every :data:`CALM_TICK_S`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp, inf
 
-from msgspec import Struct
-
+from llmgw.routing.line import Line
+from llmgw.routing.pace import Flight, Pace, Prices
 from llmgw.values import Backend
 
-TICK_S = 0.05
-"""Costs are worked out anew at least so often."""
-
-KEPT = 0.97
-"""What remains of a line's past at each new sample."""
-
-GUESS = 0.5
-"""Weight of each of the two points of a guess beside samples of weight 1 at most."""
+TICK_S, CALM_TICK_S = 0.05, 0.25
+"""Costs are worked out anew at least so often: while a prompt is being read, and else."""
 
 SLOW_S = 20.0
 """Time constant for forgetting slowness."""
@@ -62,17 +55,23 @@ FULL_GAIN = 2.0
 OVERHEAD_MOST_S = 0.25
 """Overhead beyond is not believed: it is waiting that we did not see."""
 
-DOUBT_S = 60.0
+DOUBT_S = 90.0
 """Time constant for forgetting failures."""
+
+FORGIVEN = 0.75
+"""What one good answer leaves of doubt."""
 
 DOUBT_MOST = 5.0
 """Many requests that fail at once are one failure of the backend."""
 
-DOUBT_OUT = 0.5
-"""With so much doubt a backend is left to trials."""
+DOUBT_OUT = 1.5
+"""With so much doubt, two failures close together, a backend is left to trials."""
 
 TRIAL_FIRST_S, TRIAL_LAST_S = 0.5, 30.0
 """Interval between trials, at first and at most."""
+
+TRIAL_GAIN = 0.2
+"""What a due trial makes of the cost, so that it takes place."""
 
 TRIAL_REFUSED_S = 2.0
 """At most, where nobody listens: such a trial costs next to nothing."""
@@ -85,171 +84,6 @@ KV_FULL = 0.95
 
 OUT_S = 1e4
 """Added to the cost of one that is left out. Where all are, the least bad is taken."""
-
-HERD_LEAST = 1.15
-"""Fewer requests of others, for each of ours, are taken for late counts."""
-
-GUESS_OVERHEAD_S = 0.02
-GUESS_TOKENS_PER_S = 1000.0
-GUESS_STEP_S = 0.02
-"""Speed of a backend of the first seen weight, before anything was measured anywhere."""
-
-
-class Line:
-    """``y = base + slope x`` through weighted samples, newer ones counting more.
-
-    Two points of the guess stand beside the samples for good, at ``x = 0`` and at
-    ``far``; so neither few samples nor samples all alike can tilt it.
-    """
-
-    __slots__ = ("_far", "_w", "_wx", "_wxx", "_wxy", "_wy", "base", "samples", "slope")
-
-    def __init__(self, far: float) -> None:
-        self._far = far
-        self._w = self._wx = self._wxx = self._wy = self._wxy = 0.0
-        self.samples = 0
-        self.base = 0.0
-        self.slope = 0.0
-
-    def add(self, x: float, y: float, weight: float) -> None:
-        """A sample; :meth:`fit` takes it in."""
-        self.samples += 1
-        self._w = KEPT * self._w + weight
-        self._wx = KEPT * self._wx + weight * x
-        self._wxx = KEPT * self._wxx + weight * x * x
-        self._wy = KEPT * self._wy + weight * y
-        self._wxy = KEPT * self._wxy + weight * x * y
-
-    def fit(self, base: float, slope: float) -> None:
-        """Lay the line anew, beside a guess."""
-        far = self._far
-        end = base + slope * far
-        w = self._w + 2.0 * GUESS
-        wx = self._wx + GUESS * far
-        wxx = self._wxx + GUESS * far * far
-        wy = self._wy + GUESS * (base + end)
-        wxy = self._wxy + GUESS * far * end
-        self.slope = found = max((w * wxy - wx * wy) / (w * wxx - wx * wx), 1e-9)
-        self.base = max((wy - found * wx) / w, 0.0)
-
-
-class Prices(Struct, frozen=True):
-    """What else than its own time to first token a request is made to pay for.
-
-    :param output: share of the expected time for output, so that the end counts too.
-    :param stall: per stream that stands still while this prompt is read, a share of that time.
-    """
-
-    output: float = 0.02
-    stall: float = 0.2
-
-
-class Flight:
-    """One request on its way to a backend, or thought of for it.
-
-    :ivar prompt: its prompt tokens, as estimated.
-    :ivar tokens: of these, the ones believed uncached.
-    :ivar marks: landmarks of its prompt.
-    :ivar matched: share of the prompt that the index found there.
-    :ivar distance: class of how long ago that was read.
-    :ivar slot: which was asked for.
-    :ivar ahead: tokens that others were waiting to have read.
-    :ivar beside: requests that were there, this one included.
-    :ivar expected_s: predicted time to first token for a backend as it usually is.
-    :ivar waited: it had to wait for a slot.
-    """
-
-    __slots__ = (
-        "ahead",
-        "backend_id",
-        "beside",
-        "distance",
-        "expected_s",
-        "marks",
-        "matched",
-        "prompt",
-        "slot",
-        "started_s",
-        "tokens",
-        "ttft_s",
-        "waited",
-    )
-
-    def __init__(
-        self,
-        backend_id: str,
-        prompt: float,
-        tokens: float,
-        marks: Sequence[int] = (),
-        matched: float = 0.0,
-        distance: int = 0,
-        slot: int | None = None,
-    ) -> None:
-        self.backend_id = backend_id
-        self.prompt = prompt
-        self.tokens = tokens
-        self.marks = marks
-        self.matched = matched
-        self.distance = distance
-        self.slot = slot
-        self.ahead = 0.0
-        self.beside = 1.0
-        self.expected_s = 0.0
-        self.started_s = 0.0
-        self.ttft_s: float | None = None
-        self.waited = False
-
-
-class Pace:
-    """What the fleet has in common: the size of requests, and speed for a weight.
-
-    :ivar herd: requests of all gateways for each of ours; 1 if we are alone.
-    :ivar output: mean output tokens of a request.
-    :ivar uncached: mean uncached prompt tokens of a request.
-    :ivar overhead_s: mean of the backends' overheads.
-    :ivar per_token_s: seconds to read a token, at weight 1.
-    :ivar step_s: seconds between two output tokens, at weight 1.
-    """
-
-    __slots__ = ("_answers", "_samples", "herd", "output", "overhead_s", "per_token_s", "step_s", "uncached")
-
-    def __init__(self) -> None:
-        self._answers = 0
-        self._samples = 0
-        self.herd = 1.0
-        self.output = 150.0
-        self.uncached = 300.0
-        self.overhead_s = GUESS_OVERHEAD_S
-        self.per_token_s = 0.0
-        self.step_s = 0.0
-
-    def seen(self, weight: float) -> None:
-        """A backend was seen; before anything is measured the first one's weight is the scale."""
-        if not self.per_token_s:
-            self.per_token_s = weight / GUESS_TOKENS_PER_S
-            self.step_s = weight * GUESS_STEP_S
-
-    def answered(self, uncached: float, output: int | None) -> None:
-        """A request was answered to its end."""
-        self._answers += 1
-        gain = max(0.02, 1.0 / (self._answers + 4))
-        self.uncached += gain * (uncached - self.uncached)
-        if output is not None:
-            self.output += gain * (output - self.output)
-
-    def measured(self, lane: Lane) -> None:
-        """A backend's lines were laid anew."""
-        self._samples += 1
-        gain = max(0.02, 1.0 / (self._samples + 1))
-        self.overhead_s += gain * (lane.reading.base - self.overhead_s)
-        self.per_token_s += gain * (lane.reading.slope * lane.weight - self.per_token_s)
-        self.step_s += gain * (lane.stepping.base * lane.weight - self.step_s)
-
-    def shared(self, own: int, others: int) -> None:
-        """So many requests of ours and of others are in the fleet; told now and then."""
-        now = min((own + others) / own, 16.0) if own else 1.0
-        herd = self.herd + 0.2 * (now - self.herd)
-        self.herd = herd if herd > HERD_LEAST or now > HERD_LEAST else 1.0
 
 
 class Lane:
@@ -265,6 +99,7 @@ class Lane:
     :ivar until_s: the two hold no longer than this.
     :ivar turn_s: time in which a slot comes free when all are taken.
     :ivar doubt: failures lately, as of ``doubt_s``.
+    :ivar place: for the router: where it stood in the last list it was in.
     """
 
     __slots__ = (
@@ -272,6 +107,7 @@ class Lane:
         "_beside",
         "_expected_s",
         "_extra_s",
+        "_factor",
         "_own_then",
         "_peers",
         "_ratio",
@@ -292,6 +128,7 @@ class Lane:
         "own",
         "pause_s",
         "per_token_s",
+        "place",
         "reading",
         "slots",
         "stepping",
@@ -311,6 +148,7 @@ class Lane:
         self.own = 0
         self.others = 0
         self.full = False
+        self.place = 0
         self.fixed_s = 0.0
         self.per_token_s = 0.0
         self.turn_s = 0.0
@@ -328,6 +166,7 @@ class Lane:
         self._own_then = 0
         self._peers = 0
         self._extra_s = 0.005
+        self._factor = 1.0
         self._ratio = 1.0
         self._ratio_s = now_s
         self._stale = True
@@ -346,9 +185,18 @@ class Lane:
         flight.waited = self.full
         flight.expected_s = self._expected_s + self.reading.slope * flight.tokens
         self.own += 1
-        self._waiting[request_id] = flight
-        self._unread += flight.tokens
-        self.until_s = -inf
+        tokens = flight.tokens
+        self._unread += tokens
+        waiting = self._waiting
+        if waiting and self._beside < self.slots - 1.0:  # one more of many: correct what was worked out
+            more_s = self.reading.slope * tokens
+            self._ahead += tokens
+            self._beside += 1.0
+            self._expected_s += more_s
+            self.fixed_s += self._factor * more_s
+        else:
+            self.until_s = -inf
+        waiting[request_id] = flight
 
     def first_token(self, request_id: str, flight: Flight, now_s: float, ttft_s: float) -> None:
         """That request's prompt has been read."""
@@ -367,12 +215,15 @@ class Lane:
         self._ratio = before + gain * (ratio - before)
         self._ratio_s = now_s
 
-    def left(self, request_id: str, flight: Flight) -> None:
+    def left(self, request_id: str, flight: Flight, now_s: float) -> None:
         """That request is over."""
         self.own -= 1
         if flight.ttft_s is None:
             self._read(request_id, flight)
-        self.until_s = -inf
+        if self.full or not self.own:
+            self.until_s = -inf
+        elif self.until_s > now_s + TICK_S:
+            self.until_s = now_s + TICK_S
 
     def answered(self, flight: Flight, uncached: float, prompt_s: float | None, gap_s: float | None) -> None:
         """Learn from an answer.
@@ -420,7 +271,7 @@ class Lane:
     def succeeded(self, now_s: float) -> None:
         """A request was answered whole."""
         if self.doubt:
-            self.doubt = 0.6 * self.doubted(now_s)
+            self.doubt = FORGIVEN * self.doubted(now_s)
             self.doubt_s = now_s
             self.pause_s = max(0.7 * self.pause_s, TRIAL_FIRST_S)
             if self.doubt < 0.05:
@@ -458,60 +309,78 @@ class Lane:
         """Work out the costs anew, from the backend's live picture and our own counts."""
         profile = backend.profile
         self.backend = backend
-        self.weight = weight = max(backend.weight, 1e-6)
+        self.weight = weight = backend.weight or 1e-6
         peers = profile.peers_in_flight or 0
         if peers != self._peers:
             self._peers = peers
             self.others_are(peers)
-        self.until_s = now_s + TICK_S
         if self._stale:
             self._fit(pace, weight, profile.prefill_rate, profile.token_rate)
         reading, stepping = self.reading, self.stepping
         per_token_s = reading.slope
         self.slots = slots = self.told_slots or backend.slots or backend.max_connections
-        own = max(self.own, profile.in_flight or 0)
+        own = self.own
+        seen = profile.in_flight
+        if seen and seen > own:
+            own = seen
         herd = pace.herd
         there: float = own
         if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
             there += max(0.0, self.others + (herd - 1.0) * (own - self._own_then))
-        self.full = there >= slots
-        beside = slots if self.full else there + 1.0
+        self.full = full = there >= slots
+        beside = slots if full else there + 1.0
         step_s = stepping.base + stepping.slope * beside
+        factor = 1.0
         above = self.slowness(now_s) - 1.0
-        slow = 1.0 + above * above / (1.0 + above) if above > 0.0 else 1.0
+        if above > 0.0:
+            factor += above * above / (1.0 + above)
         ahead = 0.0
         if self._waiting:
+            self.until_s = now_s + TICK_S
             oldest = next(iter(self._waiting.values()))
-            begun_s = max(self._read_s, oldest.started_s)
-            ahead = max(0.0, herd * self._unread - (now_s - begun_s) / (per_token_s * slow))
-            late = (now_s - oldest.started_s) / (2.0 * oldest.expected_s + 0.05)
-            factor = slow * min(max(late, 1.0), LATE_MOST)
-        elif own:
-            factor = slow
-        elif reading.samples:
-            factor = slow * (1.0 - IDLE_GAIN * min((now_s - self._used_s) / IDLE_S, 1.0))
+            begun_s = oldest.started_s
+            late = (now_s - begun_s) / (2.0 * oldest.expected_s + 0.05)
+            if begun_s < self._read_s:
+                begun_s = self._read_s
+            ahead = herd * self._unread - (now_s - begun_s) / (per_token_s * factor)
+            if ahead < 0.0:
+                ahead = 0.0
+            if late > 1.0:
+                factor *= late if late < LATE_MOST else LATE_MOST
         else:
-            factor = slow * exp((self._used_s - now_s) / UNTRIED_S)
+            self.until_s = now_s + CALM_TICK_S
+            if not own:
+                idle_s = now_s - self._used_s
+                if reading.samples:
+                    factor *= 1.0 - IDLE_GAIN * (idle_s / IDLE_S if idle_s < IDLE_S else 1.0)
+                else:
+                    factor *= exp(-idle_s / UNTRIED_S)
         self.turn_s = turn_s = (pace.output * step_s + pace.uncached * per_token_s) / slots
-        wait_s = FULL_GAIN * (there - slots + 1.0) * turn_s if self.full else 0.0
+        expected_s = reading.base + self._extra_s + per_token_s * ahead
+        if full:
+            expected_s += FULL_GAIN * (there - slots + 1.0) * turn_s
         self._ahead = ahead
         self._beside = beside
-        self._expected_s = expected_s = reading.base + self._extra_s + wait_s + per_token_s * ahead
-        if profile.warmth < 1.0:
-            factor *= 1.0 + COLD_GAIN * (1.0 - profile.warmth)
-        if profile.gpu_use and not self.full:  # what our own requests do not explain
+        self._expected_s = expected_s
+        warmth = profile.warmth
+        if warmth < 1.0:
+            factor *= 1.0 + COLD_GAIN * (1.0 - warmth)
+        if profile.gpu_use and not full:  # what our own requests do not explain
             factor *= 1.0 + profile.gpu_use * (1.0 - there / slots)
-        out_s = OUT_S if profile.kv_use is not None and profile.kv_use >= KV_FULL else 0.0
+        kv_use = profile.kv_use
+        out_s = OUT_S if kv_use is not None and kv_use >= KV_FULL else 0.0
         if self.doubt:
             doubt = self.doubted(now_s)
             if doubt >= DOUBT_OUT:
                 if now_s < self.trial_s:
                     out_s += OUT_S
+                    self.until_s = min(self.until_s, self.trial_s)
                 else:
-                    factor *= 0.2
+                    factor *= TRIAL_GAIN
             factor *= 1.0 + doubt
+        self._factor = factor
         self.fixed_s = factor * (expected_s + prices.output * pace.output * step_s) + out_s
-        self.per_token_s = factor * per_token_s * (1.0 + prices.stall * min(there, slots))
+        self.per_token_s = factor * per_token_s * (1.0 + prices.stall * (slots if full else there))
 
     def _fit(self, pace: Pace, weight: float, prefill_rate: float | None, token_rate: float | None) -> None:
         self._stale = False
@@ -527,7 +396,7 @@ class Lane:
             step_s = 1.0 / token_rate
         stepping.fit(step_s, 0.03 * step_s)
         if reading.samples:
-            pace.measured(self)
+            pace.measured(weight, reading, stepping)
 
     def _read(self, request_id: str, flight: Flight) -> None:
         del self._waiting[request_id]

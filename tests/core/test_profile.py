@@ -113,10 +113,12 @@ def test_a_prompt_read_from_cache_says_nothing_about_reading() -> None:
     assert live.view.prefill_rate is None
 
 
-def test_a_report_fills_in_and_silence_keeps() -> None:
+def test_a_report_fills_in_and_what_it_leaves_out_is_not_known_any_more() -> None:
     live = LiveProfile()
     live.reported(HealthReport(alive=True, busy_slots=2, deferred=1, kv_use=0.5, gpu_use=0.9), 7.0)
-    live.reported(HealthReport(alive=True), 8.0)
     view = live.view
     assert (view.busy_slots, view.deferred, view.kv_use, view.gpu_use) == (2, 1, 0.5, 0.9)
+    live.reported(HealthReport(alive=True), 8.0)
+    view = live.view
+    assert (view.busy_slots, view.deferred, view.kv_use, view.gpu_use) == (None, None, None, None)
     assert view.updated_s == 8.0

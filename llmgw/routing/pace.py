@@ -1,0 +1,110 @@
+"""What the model of expected time to first token says of requests and of a whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from llmgw.routing.line import Line
+
+HERD_LEAST = 1.15
+"""Fewer requests of others, for each of ours, are taken for late counts."""
+
+GUESS_OVERHEAD_S = 0.02
+GUESS_TOKENS_PER_S = 1000.0
+GUESS_STEP_S = 0.02
+"""Speed of a backend of the first seen weight, before anything was measured anywhere."""
+
+
+class Prices(Struct, frozen=True):
+    """What else than its own time to first token a request is made to pay for.
+
+    :param output: share of the expected time for output, so that the end counts too.
+    :param stall: per stream that stands still while this prompt is read, a share of that time.
+    """
+
+    output: float = 0.02
+    stall: float = 0.2
+
+
+class Flight(Struct):
+    """One request on its way to a backend, or thought of for it.
+
+    :param prompt: its prompt tokens, as estimated.
+    :param tokens: of these, the ones believed uncached.
+    :param marks: landmarks of its prompt.
+    :param matched: share of the prompt that the index found there.
+    :param distance: class of how long ago that was read.
+    :param slot: which was asked for.
+    :param ahead: tokens that others were waiting to have read.
+    :param beside: requests that were there, this one included.
+    :param expected_s: predicted time to first token for a backend as it usually is.
+    :param waited: it had to wait for a slot.
+    """
+
+    backend_id: str
+    prompt: float
+    tokens: float
+    marks: Sequence[int] = ()
+    matched: float = 0.0
+    distance: int = 0
+    slot: int | None = None
+    ahead: float = 0.0
+    beside: float = 1.0
+    expected_s: float = 0.0
+    started_s: float = 0.0
+    ttft_s: float | None = None
+    waited: bool = False
+
+
+class Pace:
+    """What the fleet has in common: the size of requests, and speed for a weight.
+
+    :ivar herd: requests of all gateways for each of ours; 1 if we are alone.
+    :ivar output: mean output tokens of a request.
+    :ivar uncached: mean uncached prompt tokens of a request.
+    :ivar overhead_s: mean of the backends' overheads.
+    :ivar per_token_s: seconds to read a token, at weight 1.
+    :ivar step_s: seconds between two output tokens, at weight 1.
+    """
+
+    __slots__ = ("_answers", "_samples", "herd", "output", "overhead_s", "per_token_s", "step_s", "uncached")
+
+    def __init__(self) -> None:
+        self._answers = 0
+        self._samples = 0
+        self.herd = 1.0
+        self.output = 150.0
+        self.uncached = 300.0
+        self.overhead_s = GUESS_OVERHEAD_S
+        self.per_token_s = 0.0
+        self.step_s = 0.0
+
+    def seen(self, weight: float) -> None:
+        """A backend was seen; before anything is measured the first one's weight is the scale."""
+        if not self.per_token_s:
+            self.per_token_s = weight / GUESS_TOKENS_PER_S
+            self.step_s = weight * GUESS_STEP_S
+
+    def answered(self, uncached: float, output: int | None) -> None:
+        """A request was answered to its end."""
+        self._answers += 1
+        gain = max(0.02, 1.0 / (self._answers + 4))
+        self.uncached += gain * (uncached - self.uncached)
+        if output is not None:
+            self.output += gain * (output - self.output)
+
+    def measured(self, weight: float, reading: Line, stepping: Line) -> None:
+        """The lines of a backend of that weight were laid anew."""
+        self._samples += 1
+        gain = max(0.02, 1.0 / (self._samples + 1))
+        self.overhead_s += gain * (reading.base - self.overhead_s)
+        self.per_token_s += gain * (reading.slope * weight - self.per_token_s)
+        self.step_s += gain * (stepping.base * weight - self.step_s)
+
+    def shared(self, own: int, others: int) -> None:
+        """So many requests of ours and of others are in the fleet; told now and then."""
+        now = min((own + others) / own, 16.0) if own else 1.0
+        herd = self.herd + 0.2 * (now - self.herd)
+        self.herd = herd if herd > HERD_LEAST or now > HERD_LEAST else 1.0

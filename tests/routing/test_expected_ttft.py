@@ -1,0 +1,696 @@
+"""Expected time to first token: what it learns, and what it then chooses.
+
+Driven as the manual shows: plain values in, choices out. ``Play`` is a fleet of
+paper whose machines take what their speed says, one prompt after the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llmgw import builtins
+from llmgw.core.prefix import PrefixIndex
+from llmgw.errors import ConfigError
+from llmgw.interfaces import IOrderingRouter
+from llmgw.routing import expected_ttft as module
+from llmgw.routing.expected_ttft import ExpectedTtft
+from llmgw.routing.line import Line
+from llmgw.routing.pace import Flight, Pace, Prices
+from llmgw.routing.ttft_model import OUT_S, TRIAL_FIRST_S, Lane
+from llmgw.testing import router_contract
+from llmgw.values import (
+    Backend,
+    Choice,
+    Finished,
+    FirstToken,
+    HealthChanged,
+    HealthReport,
+    Profile,
+    Request,
+    Started,
+)
+
+TestExpectedTtft = router_contract(builtins.expected_ttft)
+TestExpectedTtftThatDeclines = router_contract(
+    builtins.expected_ttft, {"patience": 1.5, "index_landmarks": 50, "size_price": 0}
+)
+
+
+class Play:
+    """Machines that read ``rates`` tokens per second, and a router before them."""
+
+    def __init__(self, rates: dict[str, float], weights: dict[str, float] | None = None, **options: Any):
+        self.router = ExpectedTtft.from_options({"seed": 1, **options})
+        self.rates = rates
+        self.now_s = 0.0
+        self.fleet = [Backend(name, (weights or {}).get(name, 1.0), 4) for name in rates]
+        self.chosen: Counter[str] = Counter()
+        self.count = 0
+
+    def ask(self, tokens: int = 500, prefix: Sequence[int] = (), among: Sequence[Backend] = ()) -> Choice:
+        """Choose, without sending it."""
+        self.count += 1
+        request = Request(f"r{self.count}", "m", tokens, prefix=tuple(prefix))
+        choice = self.router.choose(request, among or self.fleet, self.now_s)
+        assert choice is not None
+        return choice
+
+    def serve(
+        self,
+        tokens: int = 500,
+        prefix: Sequence[int] = (),
+        cached: int = 0,
+        ok: bool = True,
+        reason: str = "done",
+        slowness: float = 1.0,
+        told: bool = True,
+        among: Sequence[Backend] = (),
+    ) -> str:
+        """One request from choice to end, with nobody beside it."""
+        name = self.ask(tokens, prefix, among).backend.id
+        self.chosen[name] += 1
+        id, begun_s = f"r{self.count}", self.now_s
+        self.router.observe(Started(id, name, self.now_s))
+        if ok:
+            prompt_s = slowness * (tokens - cached) / self.rates[name]
+            self.now_s += 0.01 + prompt_s
+            self.router.observe(FirstToken(id, name, self.now_s, self.now_s - begun_s))
+            self.now_s += 0.5
+            figures = (tokens, cached, 50, prompt_s) if told else (None, None, None, None)
+            self.router.observe(
+                Finished(id, name, self.now_s, True, reason, self.now_s - begun_s, *figures)
+            )
+        else:
+            self.now_s += 0.01
+            self.router.observe(Finished(id, name, self.now_s, False, reason, 0.01))
+        return name
+
+    def lane(self, name: str) -> Lane:
+        return self.router._lanes[name]
+
+
+# --- speed ------------------------------------------------------------------------
+
+
+def test_speed_is_learned_without_weights() -> None:
+    play = Play({"slow": 500.0, "fast": 8000.0, "middle": 2000.0})
+    for _ in range(60):
+        play.serve()
+    assert play.chosen["fast"] > 50
+    assert min(play.chosen.values()) >= 1
+
+
+def test_wrong_weights_are_overruled() -> None:
+    play = Play({"slow": 500.0, "fast": 8000.0}, {"slow": 10.0, "fast": 1.0})
+    for _ in range(100):
+        play.serve()
+    assert play.chosen["fast"] > 80
+
+
+def test_right_weights_are_believed_at_once() -> None:
+    play = Play({"slow": 500.0, "fast": 8000.0}, {"slow": 1.0, "fast": 16.0})
+    assert [play.serve() for _ in range(3)] == ["fast"] * 3
+
+
+def test_backends_that_tell_nothing_are_judged_by_their_first_tokens() -> None:
+    play = Play({"slow": 500.0, "fast": 8000.0})
+    for _ in range(60):
+        play.serve(told=False)
+    assert play.chosen["fast"] > 45
+
+
+def test_rates_in_the_profile_stand_in_until_something_is_measured() -> None:
+    router = ExpectedTtft()
+    fleet = [
+        Backend("a", profile=Profile(prefill_rate=100.0, token_rate=10.0)),
+        Backend("b", profile=Profile(prefill_rate=5000.0, token_rate=90.0)),
+    ]
+    choice = router.choose(Request("r", "m", 2000), fleet, 0.0)
+    assert choice is not None
+    assert choice.backend.id == "b"
+
+
+def test_a_slow_down_is_seen_at_the_first_late_token_and_forgotten() -> None:
+    play = Play({"a": 8000.0, "b": 4000.0})
+    for _ in range(30):
+        play.serve()
+    assert play.ask().backend.id == "a"
+    lane = play.lane("a")
+    for _ in range(3):
+        play.serve(slowness=40.0, among=play.fleet[:1])
+    assert lane.slowness(play.now_s) > 5.0
+    assert play.ask().backend.id == "b"
+    assert lane.slowness(play.now_s + 200.0) < 1.1
+
+
+def test_an_overdue_first_token_repels() -> None:
+    play = Play({"a": 8000.0, "b": 4000.0})
+    for _ in range(30):
+        play.serve()
+    choice = play.ask()
+    assert choice.backend.id == "a"
+    play.router.observe(Started(f"r{play.count}", "a", play.now_s))
+    play.now_s += 3.0
+    assert play.ask(100).backend.id == "b"
+
+
+def test_a_cache_that_was_gone_is_no_slowness() -> None:
+    lane = Lane("a", 0.0)
+    lane.refresh(Backend("a", slots=4), Pace(), Prices(), 0.0)
+    flight = Flight("a", 1000.0, 10.0)
+    lane.started("r", flight, 0.0)
+    whole_s = lane.reading.slope * 1000.0
+    lane.first_token("r", flight, whole_s, whole_s)
+    assert lane.slowness(whole_s) == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_idle_one_is_tried_now_and_then() -> None:
+    play = Play({"a": 8000.0, "b": 6000.0})
+    for _ in range(20):
+        play.serve()
+    assert play.ask().backend.id == "a"
+    play.lane("b")._used_s = play.now_s - 100.0
+    play.lane("b").until_s = play.now_s
+    assert play.ask().backend.id == "b"
+
+
+def test_one_that_joins_is_tried_within_seconds_whatever_its_weight() -> None:
+    play = Play({"old": 8000.0, "new": 8000.0}, {"old": 10.0, "new": 0.01})
+    for _ in range(10):
+        play.serve(among=play.fleet[:1])
+    begun_s = play.now_s
+    while play.serve() != "new":
+        assert play.now_s < begun_s + 15.0
+
+
+# --- load -------------------------------------------------------------------------
+
+
+def test_waiting_prompts_count_by_their_tokens() -> None:
+    play = Play({"a": 1000.0, "b": 1000.0})
+    for _ in range(10):
+        play.serve()
+    first = play.ask(8000).backend.id
+    play.router.observe(Started(f"r{play.count}", first, play.now_s))
+    for _ in range(3):
+        choice = play.ask(100)
+        assert choice.backend.id != first
+        play.router.observe(Started(f"r{play.count}", choice.backend.id, play.now_s))
+
+
+def test_a_free_slot_is_worth_more_than_speed() -> None:
+    play = Play({"fast": 8000.0, "slow": 2000.0})
+    for _ in range(20):
+        play.serve()
+    play.fleet[0].profile.in_flight = 4
+    play.now_s += 1.0
+    assert play.ask(200).backend.id == "slow"
+
+
+def test_counts_of_its_own_are_enough() -> None:
+    """Profiles that nobody fills."""
+    router = ExpectedTtft.from_options({"seed": 3})
+    fleet = [
+        Backend(name, slots=2, profile=Profile(in_flight=None, peers_in_flight=None))  # type: ignore[arg-type]
+        for name in "abc"
+    ]
+    for number in range(6):
+        choice = router.choose(Request(f"r{number}", "m", 100), fleet, number / 1000)
+        assert choice is not None
+        router.observe(Started(f"r{number}", choice.backend.id, number / 1000))
+    assert [router._lanes[name].own for name in "abc"] == [2, 2, 2]
+
+
+def test_backends_without_slots_count_by_their_cap_and_reports_go_before_both() -> None:
+    router = ExpectedTtft()
+    fleet = [Backend("a", slots=None, max_connections=7)]
+    router.choose(Request("r", "m"), fleet, 0.0)
+    assert router._lanes["a"].slots == 7
+    router.observe(HealthChanged("a", 0.1, HealthReport(True, slots=3)))
+    router.choose(Request("r", "m"), fleet, 1.0)
+    assert router._lanes["a"].slots == 3
+
+
+def test_requests_of_other_gateways_count_as_they_do_when_polled() -> None:
+    play = Play({"a": 4000.0, "b": 4000.0})
+    for _ in range(10):
+        play.serve()
+    play.router.observe(HealthChanged("a", play.now_s, HealthReport(True, slots=4, busy_slots=4, deferred=6)))
+    assert {play.ask().backend.id for _ in range(20)} == {"b"}
+    assert play.lane("a").others == 10
+    play.router.observe(HealthChanged("a", play.now_s, HealthReport(True, busy_slots=0)))
+    assert play.lane("a").others == 0
+
+
+def test_peers_of_the_profile_count_too() -> None:
+    play = Play({"a": 4000.0, "b": 4000.0})
+    for _ in range(10):
+        play.serve()
+    play.fleet[1].profile.peers_in_flight = 9
+    play.now_s += 1.0
+    assert {play.ask().backend.id for _ in range(20)} == {"a"}
+
+
+def test_what_we_sent_since_they_were_counted_others_will_have_sent_too() -> None:
+    pace = Pace()
+    for _ in range(60):
+        pace.shared(10, 30)
+    assert pace.herd == pytest.approx(4.0, rel=0.01)
+    lane = Lane("a", 0.0)
+    lane.others_are(2)
+    for number in range(3):
+        lane.started(f"r{number}", Flight("a", 10.0, 10.0), 0.0)
+    lane.refresh(Backend("a", slots=12), pace, Prices(), 0.0)
+    assert lane.full  # 3 of ours, 2 of theirs, and 9 they will have sent meanwhile
+    for _ in range(60):
+        pace.shared(0, 0)
+    assert pace.herd == 1.0
+
+
+def test_near_ties_are_settled_by_seeded_dice() -> None:
+    def run(seed: int) -> list[str]:
+        router = ExpectedTtft.from_options({"seed": seed})
+        fleet = [Backend(name) for name in "abcd"]
+        choices = [router.choose(Request(f"r{n}", "m", 100), fleet, 0.0) for n in range(40)]
+        return [choice.backend.id for choice in choices if choice is not None]
+
+    assert set(run(1)) == set("abcd")
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+# --- what is left out, and what weighs --------------------------------------------
+
+
+def test_a_full_kv_cache_is_left_out_unless_all_are_full() -> None:
+    play = Play({"a": 8000.0, "b": 100.0})
+    for _ in range(10):
+        play.serve()
+    play.fleet[0].profile.kv_use = 0.95
+    play.now_s += 1.0
+    assert play.ask().backend.id == "b"
+    play.fleet[1].profile.kv_use = 0.99
+    play.now_s += 1.0
+    assert {play.ask().backend.id for _ in range(20)} == {"a"}
+
+
+def test_gpu_use_that_is_not_ours_weighs() -> None:
+    play = Play({"a": 4200.0, "b": 4000.0})
+    for _ in range(20):
+        play.serve()
+    play.fleet[0].profile.gpu_use = 0.9
+    play.now_s += 1.0
+    assert play.ask().backend.id == "b"
+
+
+def test_cold_ones_cost_more() -> None:
+    play = Play({"a": 4200.0, "b": 4000.0})
+    for _ in range(20):
+        play.serve()
+    play.fleet[0].profile.warmth = 0.1
+    play.now_s += 1.0
+    assert play.ask().backend.id == "b"
+
+
+# --- failures ---------------------------------------------------------------------
+
+
+def test_one_that_fails_fast_gets_next_to_nothing() -> None:
+    play = Play({"bad": 8000.0, "good": 1000.0})
+    for number in range(400):
+        name = play.ask().backend.id
+        play.count -= 1
+        play.serve(ok=name == "good" or number % 5 < 2, reason="status_500", among=play.fleet)
+    assert play.chosen["bad"] <= 0.03 * 400
+
+
+def test_one_failure_alone_is_not_the_end() -> None:
+    play = Play({"a": 8000.0, "b": 500.0})
+    for _ in range(20):
+        play.serve()
+    play.serve(ok=False, reason="reset")
+    assert [play.serve() for _ in range(5)] == ["a"] * 5
+    for _ in range(20):
+        play.serve()
+    assert play.lane("a").doubt == 0.0
+
+
+def test_what_is_nobodys_fault_raises_no_doubt() -> None:
+    play = Play({"a": 8000.0})
+    play.ask()
+    for reason in ("busy", "loading", "client_gone", "dropped", "status_404"):
+        play.serve(ok=False, reason=reason)
+    play.serve(reason="client_gone")
+    assert play.lane("a").doubt == 0.0
+
+
+def test_a_restarted_one_is_back_in_seconds() -> None:
+    play = Play({"best": 8000.0, "other": 500.0})
+    for _ in range(20):
+        play.serve()
+    for _ in range(12):
+        play.ask()
+        play.router.observe(Started(f"r{play.count}", "best", play.now_s))
+    for number in range(play.count - 11, play.count + 1):
+        play.router.observe(Finished(f"r{number}", "best", play.now_s, False, "reset", 0.1))
+    play.router.observe(HealthChanged("best", play.now_s, HealthReport(False, refused=True)))
+    assert [play.serve() for _ in range(3)] == ["other"] * 3
+    play.router.observe(HealthChanged("best", play.now_s, HealthReport(True, slots=4)))
+    assert play.lane("best").pause_s == TRIAL_FIRST_S
+    begun_s = play.now_s
+    names = [play.serve() for _ in range(12)]
+    assert names[0] == "best"
+    assert play.now_s - begun_s < 12.0
+    assert names[-3:] == ["best"] * 3
+
+
+def test_where_all_fail_somebody_is_asked_all_the_same() -> None:
+    play = Play({"a": 8000.0, "b": 500.0})
+    for _ in range(40):
+        play.serve(ok=False, reason="connect")
+    assert min(play.chosen.values()) >= 1
+    assert play.lane("a").pause_s <= 2.0
+    assert play.ask().score > 0.0
+
+
+def test_trials_come_one_at_a_time() -> None:
+    play = Play({"a": 8000.0, "b": 500.0})
+    for _ in range(10):
+        play.serve()
+    for _ in range(3):
+        play.serve(ok=False, reason="reset", among=play.fleet[:1])
+    lane = play.lane("a")
+    play.now_s = lane.trial_s + 0.01
+    assert play.ask().backend.id == "a"
+    assert [play.ask().backend.id for _ in range(10)] == ["b"] * 10
+
+
+# --- prefixes ---------------------------------------------------------------------
+
+
+def test_a_conversation_stays_where_its_beginning_was_read() -> None:
+    play = Play({"a": 4000.0, "b": 4000.0, "c": 4000.0})
+    for _ in range(12):
+        play.serve()
+    homes = {}
+    for talk in range(6):
+        homes[talk] = play.serve(2000, range(100 * talk, 100 * talk + 15))
+    for talk, home in homes.items():
+        choice = play.ask(2100, range(100 * talk, 100 * talk + 16))
+        assert choice.backend.id == home
+        assert "94%" in choice.why
+
+
+def test_a_long_queue_outweighs_a_cached_beginning() -> None:
+    play = Play({"a": 4000.0, "b": 4000.0})
+    for _ in range(12):
+        play.serve()
+    home = play.serve(400, range(3))
+    assert play.ask(400, range(3)).backend.id == home
+    for number in range(4):
+        play.router.observe(Started(f"x{number}", home, play.now_s))
+    assert play.ask(400, range(3)).backend.id != home
+
+
+def test_backends_that_forget_are_believed_less() -> None:
+    play = Play({"a": 4000.0, "b": 3900.0})
+    for _ in range(12):
+        play.serve()
+    for number in range(40):
+        play.serve(2000, range(5), cached=0, among=play.fleet[1:])
+    before = play.router._index.held["b"].belief[0]
+    assert before < 0.1
+    assert play.ask(2000, range(5)).backend.id == "a"
+
+
+def test_a_beginning_that_most_have_read_decides_nothing() -> None:
+    play = Play({name: 4000.0 for name in "abcdefgh"})
+    for each in play.fleet:
+        for _ in range(2):
+            play.serve(2000, [1, 2, 3], among=[each])
+    play.serve(2000, [1, 2, 3, 4], among=play.fleet[:1])
+    assert {play.ask(2000, [1, 2, 3]).backend.id for _ in range(60)} - {"a"}
+    assert play.ask(2000, [1, 2, 3, 4]).backend.id == "a"
+
+
+def test_the_crowd_counts_where_the_longer_beginning_is_doubted() -> None:
+    play = Play({name: 4000.0 for name in "abcdef"})
+    for each in play.fleet:
+        play.serve(2000, [1, 2, 3], among=[each])
+    play.serve(2000, [1, 2, 3, 4], among=play.fleet[:1])
+    play.router._index.held["a"].belief[0] = 0.0
+    assert play.ask(2000, [1, 2, 3, 4]).score > 0.0
+
+
+def test_readers_that_are_no_candidates_now_are_passed_over() -> None:
+    play = Play({"a": 4000.0, "b": 4000.0, "c": 4000.0})
+    for _ in range(6):
+        play.serve()
+    for each in play.fleet:
+        play.serve(1000, range(5), among=[each])
+    assert play.ask(1000, range(5), among=play.fleet[1:2]).backend.id == "b"
+    play.router._lanes.pop("c")
+    assert play.ask(1000, range(5), among=play.fleet[:2]).backend.id in "ab"
+
+
+def test_a_restart_empties_the_cache() -> None:
+    play = Play({"a": 4000.0, "b": 4000.0})
+    play.serve(1000, range(5), among=play.fleet[:1])
+    assert play.router._index.length(range(5), "a") == 5
+    play.router.observe(HealthChanged("a", play.now_s, HealthReport(True, loading=True)))
+    play.router.observe(HealthChanged("a", play.now_s, HealthReport(True)))
+    play.router.observe(HealthChanged("a", play.now_s, HealthReport(True)))
+    assert play.router._index.length(range(5), "a") == 0
+
+
+# --- slots ------------------------------------------------------------------------
+
+
+def test_each_conversation_is_given_its_slot_again() -> None:
+    play = Play({"a": 4000.0})
+    talks = [range(100 * talk, 100 * talk + 6) for talk in range(3)]
+    slots = {}
+    for number, talk in enumerate(talks):
+        choice = play.ask(900, talk)
+        slots[number] = choice.slot
+        play.count -= 1
+        play.serve(900, talk)
+    assert len(set(slots.values())) == 3
+    for number, talk in enumerate(talks):
+        assert play.ask(1000, [*talk, 99]).slot == slots[number]
+
+
+def test_no_slot_is_asked_for_where_slots_are_unknown_or_shared() -> None:
+    router = ExpectedTtft()
+    assert router.choose(Request("r", "m"), [Backend("a")], 0.0).slot is None  # type: ignore[union-attr]
+    play = Play({"a": 4000.0})
+    assert play.ask().slot == 0
+    play.router.observe(HealthChanged("a", 0.0, HealthReport(True, slots=4, busy_slots=2)))
+    assert play.ask().slot is None
+
+
+def test_no_slot_is_asked_for_while_one_of_ours_has_none() -> None:
+    play = Play({"a": 4000.0})
+    play.ask()
+    play.router.observe(Started("by somebody else", "a", 0.0))
+    assert play.ask().slot is None
+
+
+def test_slots_may_change_while_requests_are_under_way() -> None:
+    play = Play({"a": 4000.0})
+    play.ask()
+    play.router.observe(Started("r1", "a", 0.0))
+    play.fleet[0] = Backend("a", slots=2)
+    play.now_s = 1.0
+    play.ask()
+    play.router.observe(Finished("r1", "a", 1.0, True, "done", 1.0))
+    play.ask()
+    play.router._shadows.clear()
+    play.router.observe(Started("r3", "a", 1.0))
+    assert play.router._flights["r3"].slot is None
+    play.ask()
+    play.router.observe(Finished("r3", "a", 1.0, True, "done", 1.0))
+    play.ask()
+    play.router.observe(Started(f"r{play.count}", "a", 1.0))
+    play.router._shadows.clear()
+    play.router.observe(Finished(f"r{play.count}", "a", 1.0, True, "done", 1.0))
+    assert play.lane("a").own == 0
+
+
+# --- the bounded wait -------------------------------------------------------------
+
+
+def waiting(*sizes: int, prefix: Sequence[int] = ()) -> list[Request]:
+    return [Request(f"w{place}", "m", size, prefix=tuple(prefix)) for place, size in enumerate(sizes)]
+
+
+def test_short_prompts_go_before_long_ones_until_these_have_waited_their_time() -> None:
+    play = Play({"a": 1000.0})
+    for _ in range(10):
+        play.serve()
+    assert IOrderingRouter.providedBy(play.router)
+    backend = play.fleet[0]
+    assert play.router.order(waiting(4000, 100), backend, play.now_s) == 1
+    late = [*waiting(4000), Request("new", "m", 100)]
+    assert play.router.order(late, backend, play.now_s + 10.0) == 1
+    assert play.router.order([late[0], Request("newer", "m", 100)], backend, play.now_s + 50.0) == 0
+
+
+def test_order_counts_only_what_is_not_cached() -> None:
+    play = Play({"a": 1000.0})
+    for _ in range(10):
+        play.serve()
+    play.serve(4000, range(10))
+    line = [*waiting(1000), Request("cached", "m", 4000, prefix=tuple(range(10)))]
+    assert play.router.order(line, play.fleet[0], play.now_s) == 1
+
+
+def test_order_is_that_of_arrival_where_nothing_is_known_or_wanted() -> None:
+    line = waiting(4000, 100)
+    assert ExpectedTtft().order(line, Backend("never seen"), 0.0) == 0
+    play = Play({"a": 1000.0}, size_price=0)
+    play.serve()
+    assert play.router.order(line, play.fleet[0], 1.0) == 0
+    play = Play({"a": 1000.0})
+    play.serve()
+    assert play.router.order(line[:1], play.fleet[0], 1.0) == 0
+
+
+def test_a_patient_router_declines_a_slow_backend_while_a_fast_one_will_be_free_sooner() -> None:
+    play = Play({"fast": 8000.0, "slow": 100.0}, patience=1.0)
+    for _ in range(20):
+        play.serve(100, among=play.fleet[:1])
+    for _ in range(20):
+        play.serve(100, among=play.fleet[1:])
+    fast, slow = play.fleet
+    play.now_s += 1.0
+    play.ask(2000)
+    fast.profile.in_flight = 4
+    play.now_s += 1.0
+    ask = Request("waits", "m", 2000)
+    assert play.router.choose(ask, [slow], play.now_s) is None
+    assert play.router.choose(ask, [slow], play.now_s + 1.0) is None
+    play.router.observe(HealthChanged("fast", play.now_s, HealthReport(False, refused=True)))
+    assert play.router.choose(ask, [slow], play.now_s + 2.0) is not None
+    play.router.observe(Started("waits", "slow", play.now_s))
+    assert not play.router._declined
+
+
+def test_a_patient_router_takes_what_is_free_when_waiting_gains_nothing() -> None:
+    play = Play({"fast": 8000.0, "slow": 6000.0}, patience=1.0)
+    for _ in range(20):
+        play.serve()
+    play.router._lanes["unseen"] = Lane("unseen", 0.0)
+    assert play.router.choose(Request("r", "m", 100), play.fleet[1:], play.now_s) is not None
+
+
+def test_those_who_left_the_wait_are_forgotten() -> None:
+    play = Play({"a": 1000.0})
+    play.serve()
+    play.router.order(waiting(1, 2, 3), play.fleet[0], 0.0)
+    play.router.order([Request("x", "m"), Request("y", "m")], play.fleet[0], 100.0)
+    assert list(play.router._declined) == ["x", "y"]
+
+
+# --- bounds, and events that do not fit -------------------------------------------
+
+
+def test_choices_that_never_start_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_ASKED", 10)
+    play = Play({"a": 1000.0})
+    for _ in range(50):
+        play.ask()
+    assert len(play.router._asked) <= 10
+    for number in range(50):
+        play.router._waits_since(f"w{number}", 0.0)
+    assert len(play.router._declined) <= 10
+
+
+def test_starts_without_ends_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_FLIGHTS", 10)
+    router = ExpectedTtft()
+    for number in range(50):
+        router.observe(Started(f"r{number}", "a", 0.0))
+    assert len(router._flights) == router._lanes["a"].own == 10
+
+
+def test_backends_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_LANES", 10)
+    router = ExpectedTtft()
+    router.observe(Started("r", "stays", 0.0))
+    for number in range(50):
+        router.choose(Request("r", "m"), [Backend(f"b{number}", slots=2)], 0.0)
+    assert len(router._lanes) <= 10
+    assert "stays" in router._lanes
+
+
+def test_a_second_start_ends_the_first() -> None:
+    router = ExpectedTtft()
+    router.observe(Started("r", "a", 0.0))
+    router.observe(Started("r", "b", 1.0))
+    assert [router._lanes[name].own for name in "ab"] == [0, 1]
+    router.observe(FirstToken("r", "a", 1.0, 1.0))
+    router.observe(FirstToken("r", "b", 1.5, 0.5))
+    router.observe(FirstToken("r", "b", 1.6, 0.6))
+    router.observe(Finished("r", "a", 2.0, True, "done", 1.0))
+    router.observe(Finished("r", "b", 2.0, True, "done", 1.0, 100, 200, 10, 0.1))
+    assert [router._lanes[name].own for name in "ab"] == [0, 0]
+
+
+def test_reports_of_unknown_backends_are_passed_over() -> None:
+    router = ExpectedTtft()
+    router.observe(HealthChanged("nobody", 0.0, HealthReport(False, refused=True)))
+    assert router._lanes == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"index_landmarks": 1}, {"output_price": -1}, {"stall_price": "x"}, {"patience": -1, "seed": 0.5}],
+)
+def test_wrong_options_are_named(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        builtins.expected_ttft.build(options)
+    assert [fault.where for fault in caught.value.faults] == list(options)
+
+
+# --- the line ---------------------------------------------------------------------
+
+
+def test_a_line_follows_its_samples_and_forgets_old_ones() -> None:
+    line = Line(100.0)
+    for x in list(range(0, 200, 5)) * 3:
+        line.add(float(x), 0.1 + 0.01 * x, 1.0)
+    line.fit(1.0, 0.5)
+    assert line.base == pytest.approx(0.1, abs=0.3)
+    assert line.slope == pytest.approx(0.01, rel=0.5)
+    for x in list(range(0, 200, 5)) * 20:
+        line.add(float(x), 0.2 + 0.02 * x, 1.0)
+    line.fit(0.1, 0.01)
+    assert line.slope == pytest.approx(0.02, rel=0.05)
+
+
+def test_samples_all_alike_do_not_tilt_a_line() -> None:
+    line = Line(100.0)
+    for _ in range(100):
+        line.add(50.0, 0.6, 1.0)
+    line.fit(0.1, 0.01)
+    assert line.base + 50.0 * line.slope == pytest.approx(0.6, rel=0.01)
+    assert line.base == pytest.approx(0.1, abs=0.05)
+
+
+def test_a_line_never_falls_below_nothing() -> None:
+    line = Line(100.0)
+    for x in range(50):
+        line.add(float(x), 5.0 - 0.1 * x, 1.0)
+    line.fit(0.0, 0.0)
+    assert line.slope > 0.0
+    assert line.base >= 0.0
+
+
+def test_being_left_out_outweighs_any_cost() -> None:
+    assert OUT_S > 1000.0
+    assert len(PrefixIndex(10)) == 0

@@ -1,0 +1,56 @@
+"""Which slot to ask for."""
+
+from __future__ import annotations
+
+from llmgw.routing.slot_shadow import SlotShadow, saved_of
+
+
+def held(*prompts: tuple[int, ...]) -> SlotShadow:
+    """A shadow whose slots hold these prompts, used one second after the other."""
+    shadow = SlotShadow(len(prompts))
+    for slot, marks in enumerate(prompts):
+        assert shadow.take(slot, f"r{slot}", marks)
+    for slot in range(len(prompts)):
+        shadow.free(slot, f"r{slot}", float(slot))
+    return shadow
+
+
+def test_a_conversation_gets_the_slot_of_its_last_turn() -> None:
+    shadow = held((1, 2, 3), (1, 5, 6), (7,))
+    assert shadow.choose((1, 5, 6, 8), 3.0) == 1
+
+
+def test_a_stranger_overwrites_what_is_least_worth_keeping() -> None:
+    shadow = held((1, 2, 3), (4,), (5, 6, 7))
+    assert shadow.choose((9, 9), 3.0) == 1
+    assert held((1, 2), (3, 4)).choose((9,), 2.0) == 0
+    assert held((), (), ()).choose((), 9.0) == 0
+
+
+def test_a_system_prompt_is_no_reason_to_overwrite_a_conversation_just_used() -> None:
+    shadow = held((1, 2, 3, 4, 5, 6, 7, 8), ())
+    assert shadow.choose((1, 20), 1.0) == 1
+    assert shadow.choose((1, 20), 10_000.0) == 0
+
+
+def test_slots_at_work_are_not_chosen() -> None:
+    shadow = SlotShadow(2)
+    assert shadow.take(0, "a", (1,))
+    assert not shadow.take(0, "b", (1,))
+    assert not shadow.take(7, "b", (1,))
+    assert shadow.choose((1,), 0.0) == 1
+    assert shadow.take(1, "b", (2,))
+    assert shadow.choose((1,), 0.0) is None
+    assert (len(shadow), shadow.taken) == (2, 2)
+    shadow.free(0, "b", 1.0)
+    shadow.free(7, "a", 1.0)
+    assert shadow.taken == 2
+    shadow.free(0, "a", 1.0)
+    assert (shadow.taken, shadow.choose((9,), 2.0)) == (1, 0)
+
+
+def test_what_is_saved_is_never_told_too_long() -> None:
+    assert saved_of((1, 2, 3, 4), (1, 2, 3, 4, 5)) == 4
+    assert saved_of((1, 2, 3, 4), (1, 2, 30, 40)) == 2
+    assert saved_of((1, 2), (8, 9)) == 0
+    assert saved_of((), (1,)) == 0

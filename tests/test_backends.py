@@ -1,0 +1,62 @@
+"""Several health sources of one backend make one report."""
+
+import pytest
+
+from llmgw.backends import FRESH_S, Watch
+from llmgw.values import HealthReport
+
+
+class Source:
+    def start(self, target, report):
+        self.report = report
+
+    def stop(self):
+        self.report = None
+
+
+@pytest.fixture
+def watched():
+    sources = [Source(), Source()]
+    told = []
+    now = [100.0]
+    watch = Watch(sources, None, told.append, lambda: now[0])
+    watch.start()
+    return watch, sources, told, now
+
+
+def test_each_look_of_the_first_source_is_one_report(watched):
+    watch, (first, second), told, _ = watched
+    assert not watch.looked
+    second.report(HealthReport(alive=True, gpu_use=0.5))
+    second.report(HealthReport(alive=True, gpu_use=0.6))
+    assert told == []
+    first.report(HealthReport(alive=True, slots=4))
+    second.report(HealthReport(alive=True, gpu_use=0.7))
+    assert watch.looked
+    assert told == [HealthReport(alive=True, slots=4, gpu_use=0.6)]
+
+
+def test_the_first_source_alone_says_who_lives(watched):
+    _, (first, second), told, _ = watched
+    second.report(HealthReport(alive=True, kv_use=0.2, slots=9))
+    first.report(HealthReport(alive=False, refused=True))
+    assert not told[-1].alive
+    assert told[-1].refused
+
+
+def test_what_the_first_source_told_is_not_overridden(watched):
+    _, (first, second), told, _ = watched
+    second.report(HealthReport(alive=True, slots=9, kv_use=0.2))
+    first.report(HealthReport(alive=True, slots=4))
+    assert (told[-1].slots, told[-1].kv_use) == (4, 0.2)
+
+
+def test_figures_of_a_dead_or_silent_source_are_dropped(watched):
+    _, (first, second), told, now = watched
+    second.report(HealthReport(alive=True, kv_use=0.97))
+    now[0] += FRESH_S + 1
+    first.report(HealthReport(alive=True))
+    assert told[-1].kv_use is None
+    second.report(HealthReport(alive=False, kv_use=0.97))
+    first.report(HealthReport(alive=True))
+    assert told[-1].kv_use is None
