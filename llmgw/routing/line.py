@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-KEPT = 0.97
+KEPT = 0.99
 """What remains of a line's past at each new sample."""
 
-GUESS = 0.5
+GUESS = 4.0
 """Weight of each of the two points of a guess beside samples of weight 1 at most."""
 
 
 class Line:
     """``y = base + slope x`` through weighted samples, newer ones counting more.
 
-    Two points of the guess stand beside the samples for good, at ``x = 0`` and at
-    ``far``; so neither few samples nor samples all alike can tilt it.
+    A guess gives the shape where samples are few or all alike: two of its points,
+    at ``x = 0`` and at ``far``, stand beside the samples for good. The level is that
+    of the samples from the first one on, however wrong the guess was.
     """
 
     __slots__ = ("_far", "_w", "_wx", "_wxx", "_wxy", "_wy", "base", "samples", "slope")
@@ -35,8 +36,15 @@ class Line:
         self._wxy = KEPT * self._wxy + weight * x * y
 
     def fit(self, base: float, slope: float) -> None:
-        """Lay the line anew, beside a guess."""
+        """Lay the line anew.
+
+        :param base: of the guess, above 0; as ``slope``.
+        """
         far = self._far
+        if self._w:
+            level = self._wy / (self._w * base + self._wx * slope)
+            base *= level
+            slope *= level
         end = base + slope * far
         w = self._w + 2.0 * GUESS
         wx = self._wx + GUESS * far

@@ -19,6 +19,9 @@ from math import inf
 KEEP_S = 20.0
 """Time in which a held prompt loses half of its value; conversations pause for some seconds."""
 
+LOOKS = 8
+"""A turn adds few landmarks: so far back from its end the turn before is looked for."""
+
 KEEP = 0.5
 """Value of a held landmark just used, against one saved now."""
 
@@ -29,12 +32,13 @@ class SlotShadow:
     :ivar taken: how many are at work for us.
     """
 
-    __slots__ = ("_busy", "_marks", "_used_s", "taken")
+    __slots__ = ("_busy", "_ends", "_marks", "_used_s", "taken")
 
     def __init__(self, slots: int) -> None:
         self._marks: list[Sequence[int]] = [()] * slots
         self._used_s = [-inf] * slots
         self._busy: list[str | None] = [None] * slots
+        self._ends: dict[int, int] = {}  # last landmark of what is held, and the slot
         self.taken = 0
 
     def __len__(self) -> int:
@@ -44,7 +48,11 @@ class SlotShadow:
         """The idle slot where a prompt with these landmarks gains most; ``None`` if all work."""
         chosen: int | None = None
         most, oldest_s = -inf, inf
-        busy, used = self._busy, self._used_s
+        busy, used, ends = self._busy, self._used_s, self._ends
+        for mark in marks[: -LOOKS - 1 : -1]:  # the next turn of a conversation, mostly
+            own = ends.get(mark)
+            if own is not None and busy[own] is None:
+                return own
         first = marks[0] if marks else None
         for slot, held in enumerate(self._marks):
             if busy[slot] is not None:
@@ -66,7 +74,12 @@ class SlotShadow:
         if slot >= len(self._busy) or self._busy[slot] is not None:
             return False
         self._busy[slot] = request_id
+        held = self._marks[slot]
+        if held and self._ends.get(held[-1]) == slot:
+            del self._ends[held[-1]]
         self._marks[slot] = marks
+        if marks:
+            self._ends[marks[-1]] = slot
         self.taken += 1
         return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ def test_landmarks_stand_where_they_stand_however_long_the_prompt_is(one: int, o
 
 def test_the_first_blocks_are_all_landmarks_and_then_ever_fewer() -> None:
     assert PLACES[:DENSE] == tuple(range(DENSE))
-    gaps = [later - sooner for sooner, later in zip(PLACES, PLACES[1:], strict=False)]
+    gaps = [later - sooner for sooner, later in pairwise(PLACES)]
     assert gaps == sorted(gaps)
     assert len(PLACES) == MOST_LANDMARKS
 

@@ -54,3 +54,13 @@ def test_what_is_saved_is_never_told_too_long() -> None:
     assert saved_of((1, 2, 3, 4), (1, 2, 30, 40)) == 2
     assert saved_of((1, 2), (8, 9)) == 0
     assert saved_of((), (1,)) == 0
+
+
+def test_one_of_two_slots_with_the_same_prompt_is_given_while_the_other_works() -> None:
+    shadow = held((1, 2, 3), (1, 2, 3))
+    first = shadow.choose((1, 2, 3, 4), 2.0)
+    assert first is not None
+    assert shadow.take(first, "x", (1, 2, 3, 4))
+    assert shadow.choose((1, 2, 3, 5), 2.0) == 1 - first
+    shadow.free(first, "x", 3.0)
+    assert shadow.choose((1, 2, 3, 4, 5), 3.0) == first

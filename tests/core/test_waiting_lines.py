@@ -99,12 +99,12 @@ def test_one_too_long_for_all_goes_to_the_largest_window() -> None:
 
 
 def test_where_a_model_cannot_be_asked_for_another_one_can() -> None:
-    subject = fleet(0)
-    subject.put(BackendSpec("b0", "http://b", models=("m", "n")), 0.0)
+    subject = fleet(3, max_connections=1)
+    subject.put(BackendSpec("b0", "http://10.0.0.0:8080", models=("m", "n")), 0.0)
     for _ in range(5):  # its breaker opens for m
         subject.lease("b0", Request("r", "m"), 0.0).finish(0.0, False, "reset")
-    subject.put(BackendSpec("b1", "http://c", models=("m",), max_connections=1), 0.0)
-    subject.lease("b1", Request("r", "m"), 0.0)
+    for busy in ("b1", "b2"):
+        subject.lease(busy, Request("r", "m"), 0.0)
     lines = lines_of(*[waiter(f"m{n}") for n in range(20)], waiter("n", "n"))
     assert serve(lines, subject) == ["n>b0"]
 
