@@ -35,7 +35,7 @@ from llmgw.values import Backend, Choice, Event, Finished, FirstToken, HealthCha
 
 OPTIONS = {
     "index_landmarks": Number(default=32768, least=2, most=10_000_000, whole=True),
-    "output_price": Number(default=0.02, least=0.0, most=1.0),
+    "output_price": Number(default=0.03, least=0.0, most=1.0),
     "stall_price": Number(default=0.2, least=0.0, most=10.0),
     "size_price": Number(default=10.0, least=0.0, most=1000.0),
     "patience": Number(default=0.0, least=0.0, most=100.0),
@@ -94,7 +94,7 @@ class ExpectedTtft:
     def __init__(
         self,
         index_landmarks: int = 32768,
-        output_price: float = 0.02,
+        output_price: float = 0.03,
         stall_price: float = 0.2,
         size_price: float = 10.0,
         patience: float = 0.0,
@@ -121,7 +121,7 @@ class ExpectedTtft:
     # --- choosing -----------------------------------------------------------------
 
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
-        """O(n), one multiplication each, and some look-ups for the prefix."""
+        """O(n), a few multiplications each, and some look-ups for the prefix."""
         lanes, pace, prices = self._lanes, self._pace, self._prices
         prompt = float(max(request.prompt_tokens, 1))
         prefix = request.prefix
@@ -142,7 +142,7 @@ class ExpectedTtft:
                 lane = self._new_lane(each.id, now_s)
             if lane.until_s <= now_s:
                 lane.refresh(each, pace, prices, now_s)
-            costs.append(lane.fixed_s + lane.per_token_s * tokens)
+            costs.append(lane.fixed_s + (lane.per_token_s + lane.squared_s * tokens) * tokens)
             lane.place = place
         found = self._credit(plateaus, share, len(prefix), prompt, candidates, costs) if plateaus else {}
         best = min(costs)

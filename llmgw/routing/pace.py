@@ -24,7 +24,7 @@ class Prices(Struct, frozen=True):
     :param stall: per stream that stands still while this prompt is read, a share of that time.
     """
 
-    output: float = 0.02
+    output: float = 0.03
     stall: float = 0.2
 
 

@@ -18,9 +18,13 @@ nothing at rest and saved nothing; the second saved 3 % of mean time to first to
 Failures make doubt. A doubted backend gets one trial at a time, at intervals that
 double while trials fail and shrink as they succeed.
 
-What is worked out from all this is two numbers, ``fixed_s`` and ``per_token_s``:
-a decision then costs one multiplication per backend. They are made anew when
-something happened there, and at least every :data:`CALM_TICK_S`.
+A prompt also delays those that come while it is read. As many as usually come in
+that time wait half of it, which makes a cost in the square of its length: long
+prompts belong where they are read fast. (1.5 % of mean time, simulated.)
+
+What is worked out from all this is three numbers, so that a decision costs three
+multiplications per backend. They are made anew when something happened there, and
+at least every :data:`CALM_TICK_S`.
 """
 
 from __future__ import annotations
@@ -45,6 +49,9 @@ IDLE_S = 30.0
 
 IDLE_GAIN = 0.4
 """What is known of an idle backend is old; this sends it a request now and then."""
+
+GUESS_GAP_S, GAP_GAIN = 10.0, 0.05
+"""Mean time between two requests for one backend, at first; and the newest one's weight in it."""
 
 UNTRIED_S = 1.0
 """Time constant in which one that never answered becomes attractive, whatever its weight."""
@@ -96,7 +103,8 @@ class Lane:
     :ivar full: one more would wait for a slot.
     :ivar fixed_s: cost of a request without uncached tokens.
     :ivar per_token_s: cost of each uncached token.
-    :ivar until_s: the two hold no longer than this.
+    :ivar squared_s: cost for the square of their number.
+    :ivar until_s: the three hold no longer than this.
     :ivar turn_s: time in which a slot comes free when all are taken.
     :ivar doubt: failures lately, as of ``doubt_s``.
     :ivar place: for the router: where it stood in the last list it was in.
@@ -108,6 +116,7 @@ class Lane:
         "_expected_s",
         "_extra_s",
         "_factor",
+        "_gap_s",
         "_own_then",
         "_peers",
         "_ratio",
@@ -131,6 +140,7 @@ class Lane:
         "place",
         "reading",
         "slots",
+        "squared_s",
         "stepping",
         "told_slots",
         "trial_s",
@@ -151,6 +161,7 @@ class Lane:
         self.place = 0
         self.fixed_s = 0.0
         self.per_token_s = 0.0
+        self.squared_s = 0.0
         self.turn_s = 0.0
         self.until_s = -inf
         self.reading = Line(400.0)
@@ -167,6 +178,7 @@ class Lane:
         self._peers = 0
         self._extra_s = 0.005
         self._factor = 1.0
+        self._gap_s = GUESS_GAP_S
         self._ratio = 1.0
         self._ratio_s = now_s
         self._stale = True
@@ -179,6 +191,7 @@ class Lane:
 
     def started(self, request_id: str, flight: Flight, now_s: float) -> None:
         """A request of ours was sent there."""
+        self._gap_s += GAP_GAIN * (now_s - self._used_s - self._gap_s)
         flight.started_s = self._used_s = now_s
         flight.ahead = self._ahead
         flight.beside = self._beside
@@ -350,11 +363,11 @@ class Lane:
         else:
             self.until_s = now_s + CALM_TICK_S
             if not own:
-                idle_s = now_s - self._used_s
+                unused_s = now_s - self._used_s
                 if reading.samples:
-                    factor *= 1.0 - IDLE_GAIN * (idle_s / IDLE_S if idle_s < IDLE_S else 1.0)
+                    factor *= 1.0 - IDLE_GAIN * (unused_s / IDLE_S if unused_s < IDLE_S else 1.0)
                 else:
-                    factor *= exp(-idle_s / UNTRIED_S)
+                    factor *= exp(-unused_s / UNTRIED_S)
         self.turn_s = turn_s = (pace.output * step_s + pace.uncached * per_token_s) / slots
         expected_s = reading.base + self._extra_s + per_token_s * ahead
         if full:
@@ -380,7 +393,12 @@ class Lane:
             factor *= 1.0 + doubt
         self._factor = factor
         self.fixed_s = factor * (expected_s + prices.output * pace.output * step_s) + out_s
-        self.per_token_s = factor * per_token_s * (1.0 + prices.stall * (slots if full else there))
+        idle_s = 0.5 * (now_s - self._used_s)
+        comers = per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
+        self.squared_s = 0.5 * per_token_s * comers
+        self.per_token_s = per_token_s * (
+            factor * (1.0 + prices.stall * (slots if full else there)) + comers * ahead
+        )
 
     def _fit(self, pace: Pace, weight: float, prefill_rate: float | None, token_rate: float | None) -> None:
         self._stale = False
