@@ -130,8 +130,8 @@ class Line:
     def wait_closed(self, within_s: float = WAIT_S) -> float:
         """Wait until the gateway closes. :return: how long it took; fails after ``within_s``."""
         begun = time.monotonic()
-        self.sock.settimeout(within_s)
         try:
+            self.sock.settimeout(within_s)  # fails when the script has closed it already
             while self.sock.recv(65536):
                 pass
         except TimeoutError:
