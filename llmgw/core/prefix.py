@@ -122,7 +122,7 @@ class PrefixIndex:
     when that has half of ``most`` it becomes the old one, and the old one's rest is
     forgotten: nearly the order of last use, at the price of a plain dict.
 
-    Memory is bounded by ``most``: about 0.4 kB per landmark with one backend and
+    Memory is bounded by ``most``: about 0.3 kB per landmark with one backend and
     0.1 kB for each further one.
 
     :param most: landmarks remembered, 2 or more.

@@ -78,7 +78,7 @@ class ExpectedTtft:
     """See the module.
 
     :cvar observes: whether :meth:`observe` does anything with events.
-    :param index_landmarks: bound of the prefix index, some 0.5 kB each.
+    :param index_landmarks: bound of the prefix index, some 0.3 kB each.
     :param output_price: share of the expected output time that counts as cost.
     :param stall_price: share of the reading time that counts per stream it stalls.
     :param size_price: in a bounded wait, seconds that a second of reading moves
@@ -153,8 +153,9 @@ class ExpectedTtft:
         if self._patience and self._may_wait_for_better(request.id, tokens, costs[place], candidates, now_s):
             return None
         lane = lanes[chosen.id]
-        if lane.doubt:
-            lane.tried(now_s)
+        if lane.doubt.count:
+            lane.doubt.tried(now_s)
+            lane.until_s = -inf
         matched, distance, cached = found.get(chosen.id, (share, 0, share))
         slot = self._slot(lane, chosen.slots, marks, now_s)
         if len(self._asked) >= MOST_ASKED:
@@ -267,14 +268,11 @@ class ExpectedTtft:
         free = {each.id for each in candidates}
         queue = len(self._declined) - (request_id in self._declined)
         for lane in self._lanes.values():
-            if lane.id in free or lane.doubt or lane.id in self._away or lane.backend is None:
+            if lane.id in free or lane.doubt.count or lane.id in self._away or lane.backend is None:
                 continue
             if lane.until_s <= now_s:
                 lane.refresh(lane.backend, self._pace, self._prices, now_s)
-            if (
-                lane.full
-                and self._patience * (lane.fixed_s + lane.per_token_s * tokens + queue * lane.turn_s) < cost
-            ):
+            if lane.full and self._patience * (lane.cost_s(tokens) + queue * lane.turn_s) < cost:
                 self._waits_since(request_id, now_s)
                 return True
         return False
@@ -336,9 +334,12 @@ class ExpectedTtft:
                 shadow.free(flight.slot, event.request_id, now_s)
         if not event.ok:
             if reason not in NO_BLAME and not reason.startswith("status_4"):
-                lane.failed(flight, now_s, reason in ("connect", "refused"))
+                lane.doubt.failed(flight.started_s, now_s, reason in ("connect", "refused"))
+                lane.until_s = -inf
         elif reason == "done":
-            lane.succeeded(now_s)
+            if lane.doubt.count:
+                lane.doubt.succeeded(now_s)
+                lane.until_s = -inf
             self._answered(flight, lane, event)
 
     def _answered(self, flight: Flight, lane: Lane, event: Finished) -> None:
@@ -367,7 +368,8 @@ class ExpectedTtft:
             self._away.discard(backend_id)
             self._index.forget(backend_id)
             self._shadows.pop(backend_id, None)
-            lane.revived()
+            lane.doubt.revived()
+            lane.until_s = -inf
         if report.slots:
             lane.told_slots = report.slots
         if report.busy_slots is not None:

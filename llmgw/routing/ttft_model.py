@@ -15,9 +15,6 @@ within half a minute, and how overdue the oldest one is that has not come. The
 first is soft near 1, where it is mostly noise. Simulated, leaving it out cost
 nothing at rest and saved nothing; the second saved 3 % of mean time to first token.
 
-Failures make doubt. A doubted backend gets one trial at a time, at intervals that
-double while trials fail and shrink as they succeed.
-
 A prompt also delays those that come while it is read. As many as usually come in
 that time wait half of it, which makes a cost in the square of its length: long
 prompts belong where they are read fast. (1.5 % of mean time, simulated.)
@@ -31,6 +28,7 @@ from __future__ import annotations
 
 from math import exp, inf
 
+from llmgw.routing.doubt import OUT, Doubt
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
 from llmgw.values import Backend
@@ -62,26 +60,8 @@ FULL_GAIN = 2.0
 OVERHEAD_MOST_S = 0.25
 """Overhead beyond is not believed: it is waiting that we did not see."""
 
-DOUBT_S = 90.0
-"""Time constant for forgetting failures."""
-
-FORGIVEN = 0.75
-"""What one good answer leaves of doubt."""
-
-DOUBT_MOST = 5.0
-"""Many requests that fail at once are one failure of the backend."""
-
-DOUBT_OUT = 1.5
-"""With so much doubt, two failures close together, a backend is left to trials."""
-
-TRIAL_FIRST_S, TRIAL_LAST_S = 0.5, 30.0
-"""Interval between trials, at first and at most."""
-
 TRIAL_GAIN = 0.2
 """What a due trial makes of the cost, so that it takes place."""
-
-TRIAL_REFUSED_S = 2.0
-"""At most, where nobody listens: such a trial costs next to nothing."""
 
 COLD_GAIN = 2.0
 """How much a backend without any warmth costs beyond its figures."""
@@ -106,7 +86,7 @@ class Lane:
     :ivar squared_s: cost for the square of their number.
     :ivar until_s: the three hold no longer than this.
     :ivar turn_s: time in which a slot comes free when all are taken.
-    :ivar doubt: failures lately, as of ``doubt_s``.
+    :ivar doubt: whoever tells it something lets the costs be worked out anew.
     :ivar place: for the router: where it stood in the last list it was in.
     """
 
@@ -123,19 +103,16 @@ class Lane:
         "_ratio_s",
         "_read_s",
         "_stale",
-        "_struck_s",
         "_unread",
         "_used_s",
         "_waiting",
         "backend",
         "doubt",
-        "doubt_s",
         "fixed_s",
         "full",
         "id",
         "others",
         "own",
-        "pause_s",
         "per_token_s",
         "place",
         "reading",
@@ -143,7 +120,6 @@ class Lane:
         "squared_s",
         "stepping",
         "told_slots",
-        "trial_s",
         "turn_s",
         "until_s",
         "weight",
@@ -166,10 +142,7 @@ class Lane:
         self.until_s = -inf
         self.reading = Line(400.0)
         self.stepping = Line(8.0)
-        self.doubt = 0.0
-        self.doubt_s = now_s
-        self.trial_s = -inf
-        self.pause_s = TRIAL_FIRST_S
+        self.doubt = Doubt()
         self._waiting: dict[str, Flight] = {}
         self._unread = 0.0
         self._read_s = now_s
@@ -182,7 +155,6 @@ class Lane:
         self._ratio = 1.0
         self._ratio_s = now_s
         self._stale = True
-        self._struck_s = -inf
         self._ahead = 0.0
         self._beside = 1.0
         self._expected_s = 0.0
@@ -265,43 +237,6 @@ class Lane:
             self.stepping.add(flight.beside, gap_s, 1.0)
             self._stale = True
 
-    def failed(self, flight: Flight, now_s: float, refused: bool) -> None:
-        """A request failed through the backend's fault.
-
-        Those that were under way when the last failure became known say nothing new
-        about when to try again.
-
-        :param refused: nobody listened.
-        """
-        self.doubt = min(self.doubted(now_s) + 1.0, DOUBT_MOST)
-        self.doubt_s = now_s
-        if flight.started_s >= self._struck_s:
-            self._struck_s = now_s
-            self.trial_s = now_s + self.pause_s
-            self.pause_s = min(2.0 * self.pause_s, TRIAL_REFUSED_S if refused else TRIAL_LAST_S)
-        self.until_s = -inf
-
-    def succeeded(self, now_s: float) -> None:
-        """A request was answered whole."""
-        if self.doubt:
-            self.doubt = FORGIVEN * self.doubted(now_s)
-            self.doubt_s = now_s
-            self.pause_s = max(0.7 * self.pause_s, TRIAL_FIRST_S)
-            if self.doubt < 0.05:
-                self.doubt = 0.0
-            self.until_s = -inf
-
-    def tried(self, now_s: float) -> None:
-        """Chosen while in doubt: the next trial is one interval away."""
-        self.trial_s = now_s + self.pause_s
-        self.until_s = -inf
-
-    def revived(self) -> None:
-        """It answers again after nobody was there: it may be tried at once."""
-        self.pause_s = TRIAL_FIRST_S
-        self.trial_s = -inf
-        self.until_s = -inf
-
     def others_are(self, count: int) -> None:
         """So many requests of others are there."""
         self.others = count
@@ -310,9 +245,9 @@ class Lane:
 
     # --- what it would cost now ---------------------------------------------------
 
-    def doubted(self, now_s: float) -> float:
-        """Failures lately, fading."""
-        return self.doubt * exp((self.doubt_s - now_s) / DOUBT_S)
+    def cost_s(self, tokens: float) -> float:
+        """Of a request with so many uncached tokens, as it was worked out last."""
+        return self.fixed_s + (self.per_token_s + self.squared_s * tokens) * tokens
 
     def slowness(self, now_s: float) -> float:
         """How much longer than usual first tokens took lately; below 1 if shorter."""
@@ -382,19 +317,22 @@ class Lane:
             factor *= 1.0 + profile.gpu_use * (1.0 - there / slots)
         kv_use = profile.kv_use
         out_s = OUT_S if kv_use is not None and kv_use >= KV_FULL else 0.0
-        if self.doubt:
-            doubt = self.doubted(now_s)
-            if doubt >= DOUBT_OUT:
-                if now_s < self.trial_s:
+        doubt = self.doubt
+        if doubt.count:
+            failures = doubt.now(now_s)
+            if failures >= OUT:
+                if now_s < doubt.trial_s:
                     out_s += OUT_S
-                    self.until_s = min(self.until_s, self.trial_s)
+                    self.until_s = min(self.until_s, doubt.trial_s)
                 else:
                     factor *= TRIAL_GAIN
-            factor *= 1.0 + doubt
+            factor *= 1.0 + failures
         self._factor = factor
         self.fixed_s = factor * (expected_s + prices.output * pace.output * step_s) + out_s
-        idle_s = 0.5 * (now_s - self._used_s)
-        comers = per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
+        comers = 0.0
+        if reading.samples:
+            idle_s = 0.5 * (now_s - self._used_s)
+            comers = per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
         self.squared_s = 0.5 * per_token_s * comers
         self.per_token_s = per_token_s * (
             factor * (1.0 + prices.stall * (slots if full else there)) + comers * ahead

@@ -17,10 +17,11 @@ from llmgw.core.prefix import PrefixIndex
 from llmgw.errors import ConfigError
 from llmgw.interfaces import IOrderingRouter
 from llmgw.routing import expected_ttft as module
+from llmgw.routing.doubt import TRIAL_FIRST_S
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
-from llmgw.routing.ttft_model import OUT_S, TRIAL_FIRST_S, Lane
+from llmgw.routing.ttft_model import OUT_S, Lane
 from llmgw.testing import router_contract
 from llmgw.values import (
     Backend,
@@ -384,7 +385,7 @@ def test_one_failure_alone_is_not_the_end() -> None:
     assert [play.serve() for _ in range(5)] == ["a"] * 5
     for _ in range(20):
         play.serve()
-    assert play.lane("a").doubt == 0.0
+    assert play.lane("a").doubt.count == 0.0
 
 
 def test_what_is_nobodys_fault_raises_no_doubt() -> None:
@@ -393,7 +394,7 @@ def test_what_is_nobodys_fault_raises_no_doubt() -> None:
     for reason in ("busy", "loading", "client_gone", "dropped", "status_404"):
         play.serve(ok=False, reason=reason)
     play.serve(reason="client_gone")
-    assert play.lane("a").doubt == 0.0
+    assert play.lane("a").doubt.count == 0.0
 
 
 def test_a_restarted_one_is_back_in_seconds() -> None:
@@ -408,7 +409,7 @@ def test_a_restarted_one_is_back_in_seconds() -> None:
     play.router.observe(HealthChanged("best", play.now_s, HealthReport(False, refused=True)))
     assert [play.serve() for _ in range(3)] == ["other"] * 3
     play.router.observe(HealthChanged("best", play.now_s, HealthReport(True, slots=4)))
-    assert play.lane("best").pause_s == TRIAL_FIRST_S
+    assert play.lane("best").doubt.pause_s == TRIAL_FIRST_S
     begun_s = play.now_s
     names = [play.serve() for _ in range(12)]
     assert names[0] == "best"
@@ -421,7 +422,7 @@ def test_where_all_fail_somebody_is_asked_all_the_same() -> None:
     for _ in range(40):
         play.serve(ok=False, reason="connect")
     assert min(play.chosen.values()) >= 1
-    assert play.lane("a").pause_s <= 2.0
+    assert play.lane("a").doubt.pause_s <= 2.0
     assert play.ask().score > 0.0
 
 
@@ -432,7 +433,7 @@ def test_trials_come_one_at_a_time() -> None:
     for _ in range(3):
         play.serve(ok=False, reason="reset", among=play.fleet[:1])
     lane = play.lane("a")
-    play.now_s = lane.trial_s + 0.01
+    play.now_s = lane.doubt.trial_s + 0.01
     assert play.ask().backend.id == "a"
     assert [play.ask().backend.id for _ in range(10)] == ["b"] * 10
 
