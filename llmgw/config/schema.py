@@ -241,10 +241,12 @@ class Admission(Struct, frozen=True):
 
     :param max_wait_s: 0: a full fleet answers 503 at once.
     :param max_waiting: per model; ``None`` is twice the capacity.
+    :param slot_choice: ask a llama-server for the slot that the router chose.
     """
 
     max_wait_s: Annotated[float, Rule(least=0, most=3600)] = 0.0
     max_waiting: Annotated[int, Rule(least=1, most=1_000_000)] | None = None
+    slot_choice: bool = False
 
 
 class Config(Struct, frozen=True, kw_only=True):

@@ -305,7 +305,9 @@ class Attempt:
         """The slot that the router wants, where it can be asked for. The server waits for
         that one though another may be free, so none is asked for otherwise."""
         slot = self.choice.slot
-        return slot if slot is not None and self.llama_server and self.outgoing.takes_slot() else None
+        if slot is None or not self.llama_server or not self.gateway.config.admission.slot_choice:
+            return None
+        return slot if self.outgoing.takes_slot() else None
 
     def _asks_usage(self) -> bool:
         """Token limits need the real usage, and this backend tells it only when asked."""

@@ -90,6 +90,7 @@ class ExpectedTtft:
     """
 
     observes = True
+    wants_prefix = True
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class PrefixHash:
     """
 
     observes = False
+    wants_prefix = True
 
     def __init__(self, bound: float = 1.25, blocks: int = 4) -> None:
         self._bound = bound

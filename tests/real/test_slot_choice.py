@@ -20,7 +20,7 @@ def test_the_chosen_slot_is_the_one_at_work(tmp_path: Path, llama_servers: Any, 
     """``raw``, so that the server's own word of its slot comes through."""
     server: Child = llama_servers()
     config = (
-        f'[router]\nplugin = "smallest-first"\nslot = {slot}\n'
+        f'[admission]\nslot_choice = true\n[router]\nplugin = "smallest-first"\nslot = {slot}\n'
         f'[[backends]]\nid = "b"\nurl = "{server.url}"\nkind = "llama-server"\nraw = true\n'
     )
     gateway = Gateway(tmp_path, config, environment=installed(tmp_path))
