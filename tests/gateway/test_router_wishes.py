@@ -35,7 +35,10 @@ class Here:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     folder = tmp_path_factory.mktemp("wishes")
     backends = {"llama": Scripted(), "other": Scripted()}
-    config = '[admission]\nslot_choice = true\n[router]\nplugin = "smallest-first"\nslot = 1\nprefix = true\n[log]\naccess = "access.log"\n'
+    config = (
+        '[admission]\nslot_choice = true\n[router]\nplugin = "smallest-first"\nslot = 1\nprefix = true\n'
+        '[log]\naccess = "access.log"\n'
+    )
     for model, kind in (("llama", "llama-server"), ("other", "openai")):
         config += backend_table(backends[model], model, f'models = ["{model}"]\nkind = "{kind}"')
     gateway = Gateway(folder, config, environment=installed(folder))
