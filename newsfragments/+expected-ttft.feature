@@ -1,0 +1,1 @@
+Routers `expected-ttft`, `peak-ewma` and `prefix-hash`. The first predicts the time to first token of each backend from what it has learnt of it, and sends a conversation to where its beginning is cached.
