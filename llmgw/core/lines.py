@@ -18,7 +18,9 @@ from llmgw.core.http import DEFAULT_LIMITS, TEXT, TOKEN, Fields, HeadLimits, Ref
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _NAME = re.compile(rb"%b+:" % TOKEN)
-_WHOLE_LINES = re.compile(rb"(?:%b++:%b*+\r\n)*+" % (TOKEN, TEXT))
+# No possessive group: before CPython 3.11.5 those match wrongly (python/cpython#106052).
+# Neither TOKEN holds ":" nor TEXT holds CR, so giving back never finds another match.
+_WHOLE_LINES = re.compile(rb"(?:%b+:%b*\r\n)*" % (TOKEN, TEXT))
 _CR, _LF = 13, 10
 _LENGTH = b"\r\nContent-Length: "
 _LOWER_LENGTH = b"\r\ncontent-length: "

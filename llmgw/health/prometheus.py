@@ -115,9 +115,9 @@ FORMATS: Mapping[str, Wanted] = {
 }
 
 # Quoted label values may hold anything, so a brace ends the labels only outside of them.
-_LABELS = rb'(?:\{((?:[^"{}\n]*+"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+")*+[^"{}\n]*+)\})?'
+_LABELS = rb'(?:\{((?:[^"{}\n]*+"[^"\\\n]*+(?:\\.[^"\\\n]*+)*")*[^"{}\n]*+)\})?'
 _SAMPLE = re.compile(_LABELS + rb"[ \t]++(\S{1,40}+)\s")
-_PAIR = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_PAIR = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*)"')
 _SELECTOR = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*+)" + _LABELS)
 
 
