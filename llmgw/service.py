@@ -149,7 +149,6 @@ class GatewayService(Service):
         self._hurried = False
         self._interrupted = False
         self._stopping: Deferred[None] | None = None
-        self._wait: Deferred[None] | None = None
 
     @property
     def uptime_s(self) -> float:

@@ -47,7 +47,6 @@ class Account:
         "request_id",
         "route",
         "sent_s",
-        "status",
         "streaming",
         "target",
         "usage",
@@ -76,7 +75,6 @@ class Account:
         self.sent_s: float | None = None
         self.waited_s = 0.0
         self.outcome = "done"
-        self.status = 0
 
     def used(self) -> Usage | None:
         """Tokens to charge; ``None`` when no backend was reached.
@@ -99,7 +97,7 @@ class Account:
         used = self.used()
         if self.charged is not None:
             gateway.settle(self.charged, used)
-        status = self.status or incoming.status or CLIENT_GONE
+        status = incoming.status or CLIENT_GONE
         first_s = None if self.meter is None else self.meter.first_content_s
         arrived_s = incoming.arrived_s
         ttft_s = None if first_s is None else first_s - arrived_s

@@ -210,9 +210,7 @@ class Attempt:
             self._finish_lease(meter, ok=ok, reason=reason)
             return Failed(self._error(fault))
         assembler.end()
-        headers = [
-            pair for pair in passed_headers(head) if pair[0] not in (b"content-type", b"cache-control")
-        ]
+        headers = [pair for pair in passed_headers(head) if pair[0] not in STREAM_HEADERS]
         if assembler.error is not None:
             status, body = assembler.error
             self._finish_lease(meter, ok=True, reason=f"status_{status}")

@@ -113,10 +113,3 @@ def find(method: str, path: str) -> Route:
         error.headers.append(("allow", ", ".join((*route.methods, "OPTIONS"))))
         raise error
     return route
-
-
-def template_of(path: str) -> str:
-    """A bounded name of ``path`` for metrics: its route's template, or ``other``."""
-    if path in ROUTES:
-        return path
-    return MODEL.path if path.startswith(MODEL_PREFIX) else "other"

@@ -1,10 +1,10 @@
 """One request as the gateway sees it, and the way back to its client.
 
 ``wire.server`` makes an :class:`Incoming` for each request head. The exchange
-reads the head, takes the body, and answers either at once
-(:meth:`Incoming.respond`) or piece by piece (:meth:`start`, :meth:`send`,
-:meth:`finish`). Framing towards the client is decided here and nowhere else,
-so what a backend said of framing can never reach a client (RFC 9112 section 6).
+reads the head, takes the body, and answers piece by piece (:meth:`Incoming.start`,
+:meth:`~Incoming.send`, :meth:`~Incoming.finish`). Framing towards the client is
+decided here and nowhere else, so what a backend said of framing can never reach a
+client (RFC 9112 section 6).
 """
 
 from __future__ import annotations
@@ -185,18 +185,6 @@ class Incoming:
         return BodyTooLarge(f"the request body is larger than {int(self.limit_bytes)} bytes")
 
     # --- the answer, going out ---
-
-    def respond(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send a whole answer."""
-        self.start(status, lines, len(body))
-        if body:
-            self.send(body)
-        self.finish()
-
-    def interim(self, status: int) -> None:
-        """Send an interim response, such as 102 (only to callers that asked for it)."""
-        if not self.gone and not self.started and self.head.version == 11:
-            self._connection.write(status_line(status) + b"\r\n")
 
     def start(self, status: int, lines: bytes, length: int | None) -> None:
         """Send status and headers; they leave with the first :meth:`flush` or piece of body.
