@@ -50,6 +50,7 @@ class Operations:
             "in_flight": gateway.in_flight,
             "waiting": len(gateway.waiting),
             "connections": len(site.connections),
+            "overload": service.pressure.state(),
             "held_bytes": site.held_bytes,
             "refusals": dict(site.refusals),
             "models": {name: list(ids) for name, ids in gateway.fleet.models(gateway.clock()).items()},
@@ -81,6 +82,14 @@ class Operations:
             "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
             "llmgw_waiting": ("Requests that wait for a slot.", len(gateway.waiting)),
             "llmgw_held_body_bytes": ("Request bodies in memory.", site.held_bytes),
+            "llmgw_overload_level": (
+                "0 calm, 1 shedding, 2 refusing, 3 closed, 4 cutting.",
+                float(service.pressure.level),
+            ),
+            "llmgw_memory_share": (
+                "Share of the memory limit in use, 0 to 1.",
+                service.pressure.memory or 0.0,
+            ),
             "llmgw_draining": ("1 while draining.", float(service.draining)),
             "llmgw_limiter_degraded": ("Requests that passed a late limiter.", gateway.limiter_degraded),
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),

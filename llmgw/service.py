@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict, replace
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from llmgw import __version__
@@ -39,6 +39,7 @@ from llmgw.core.retry import RetryBudget
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
 from llmgw.operations import Operations
+from llmgw.pressure import Pressure
 from llmgw.wire.eager import Outbox
 from llmgw.wire.server import ClientFactory
 from llmgw.wire.site import Site
@@ -61,7 +62,6 @@ NEEDS_RESTART = (
     "log",
 )
 """Keys that a reload reads, but cannot change."""
-LAG_EVERY_S = 0.25
 SIGINT_FINISH_S = 5.0
 POLL_S = 0.05
 SPARE_DESCRIPTORS = 256
@@ -141,9 +141,14 @@ class GatewayService(Service):
         admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor))
         self._listeners = build_listeners("listen", config.listen, factory, reactor)
         self._admin = build_listeners("admin", config.admin, admin, reactor)
-        self._lag = LoopingCall(self._measure_lag)
-        self._lag.clock = reactor
-        self._lag_due_s = 0.0
+        self.pressure = Pressure(
+            config.overload,
+            site=self.site,
+            gateway=self.gateway,
+            observe=self.metrics.lag.observe,
+            reactor=reactor,
+            clock=clock,
+        )
         self._started_s = 0.0
         self.draining = False
         self._hurried = False
@@ -182,8 +187,7 @@ class GatewayService(Service):
         for _, listener in [*self._listeners, *self._admin]:
             listener.startService()
         self.backends.start()
-        self._lag_due_s = self.clock() + LAG_EVERY_S
-        self._lag.start(LAG_EVERY_S, now=False)
+        self.pressure.start()
         self._take_signals(signal.SIGHUP)
         # The reactor takes these two for itself when it begins to run.
         self.reactor.callWhenRunning(self._take_signals, signal.SIGTERM, signal.SIGINT)
@@ -220,8 +224,7 @@ class GatewayService(Service):
         await self._until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
         self.site.cut_all()
         self.backends.stop()
-        if self._lag.running:
-            self._lag.stop()
+        self.pressure.stop()
         await self._until(lambda: not self.site.connections, 1.0)
         self.sweep.stop()
         if self.gateway.access_log is not None:
@@ -311,6 +314,7 @@ class GatewayService(Service):
         gateway.callers = callers
         gateway.body_limits = body_limits(config)
         self._configure_site()
+        self.pressure.configure(config.overload)
         self.backends.apply(config)
         if gateway.access_log is not None:
             gateway.access_log.reopen()
@@ -325,11 +329,6 @@ class GatewayService(Service):
         """Events are made only for a router that learns from them."""
         observes = getattr(self.gateway.router, "observes", True)
         self.fleet.observe = self.gateway.tell_router if observes else None
-
-    def _measure_lag(self) -> None:
-        now_s = self.clock()
-        self.metrics.lag.observe(max(0.0, now_s - self._lag_due_s))
-        self._lag_due_s = now_s + LAG_EVERY_S
 
     def _configure_site(self) -> None:
         """Give the site its figures: as many descriptors as the system has, and no

@@ -311,6 +311,8 @@ class Caller(Struct, frozen=True):
     :param show_decision: answers carry ``x-llmgw-decision``.
     :param interim: may be sent 102 Processing while it waits.
     :param loaded_only: never cause a model load.
+    :param criticality: ``"sheddable"``, ``"standard"`` or ``"critical"``: who is
+        refused first, and who last, when the gateway is overloaded.
     """
 
     id: str
@@ -320,3 +322,4 @@ class Caller(Struct, frozen=True):
     show_decision: bool = False
     interim: bool = False
     loaded_only: bool = False
+    criticality: str = "standard"

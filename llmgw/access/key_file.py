@@ -36,7 +36,8 @@ _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\
 _FLAGS = ("show_backend", "show_decision", "interim", "loaded_only")
 _RATES = ("requests_per_minute", "tokens_per_minute")
 _TIMES = ("expires", "created", "revoked")
-_FIELDS = frozenset(("name", "hash", "models", "concurrent", *_RATES, *_TIMES, *_FLAGS))
+CRITICALITIES = ("sheddable", "standard", "critical")
+_FIELDS = frozenset(("name", "hash", "models", "concurrent", "criticality", *_RATES, *_TIMES, *_FLAGS))
 
 
 class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -44,6 +45,7 @@ class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 
     :param hash: ``sha256:…`` or, under a pepper, ``hmac-sha256:…``, in hex.
     :param models: names it may use; ``None`` = all.
+    :param criticality: one of :data:`CRITICALITIES`; ``None`` is ``standard``.
     """
 
     id: str
@@ -58,6 +60,7 @@ class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     show_decision: bool = False
     interim: bool = False
     loaded_only: bool = False
+    criticality: str | None = None
     created: datetime | None = None
     revoked: datetime | None = None
 
@@ -93,6 +96,7 @@ class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             show_decision=self.show_decision,
             interim=self.interim,
             loaded_only=self.loaded_only,
+            criticality=self.criticality or "standard",
         )
 
 
@@ -242,6 +246,8 @@ def _parse_fields(where: str, table: Mapping[str, Any], faults: list[ConfigFault
         elif name == "concurrent":
             good = number and isinstance(value, int) and value >= 1
             keep(name, value, good, "must be a whole number of 1 or more; leave it out for no limit")
+        elif name == "criticality":
+            keep(name, value, value in CRITICALITIES, f"must be one of {', '.join(CRITICALITIES)}")
         elif name in _TIMES:
             moment = _moment(value)
             rule = "must be a time with its offset, such as 2027-01-31T12:00:00Z (RFC 3339)"

@@ -93,6 +93,11 @@ def keys() -> None:
 @click.option("--show-backend", is_flag=True, help="Answers carry x-llmgw-backend.")
 @click.option("--show-decision", is_flag=True, help="Answers carry x-llmgw-decision.")
 @click.option("--interim", is_flag=True, help="May be sent 102 Processing while it waits.")
+@click.option(
+    "--criticality",
+    type=click.Choice(key_file.CRITICALITIES),
+    help="Who is refused first, and who last, under overload.  [default: standard]",
+)
 @click.option("--loaded-only", is_flag=True, help="Never causes a model to be loaded.")
 def new(path: str, name: str, models: str | None, secret_file: IO[bytes] | None, **fields: Any) -> None:
     """Make a key for NAME and print it, this one time.

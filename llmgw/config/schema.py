@@ -236,6 +236,22 @@ class DrainConfig(Struct, frozen=True):
     abort_s: Seconds = 10.0
 
 
+class OverloadConfig(Struct, frozen=True):
+    """Where each level of the overload ladder begins (:mod:`llmgw.core.overload`).
+
+    :param memory_bytes: of this process; ``None`` finds the limit of its control group or machine.
+    """
+
+    shed_lag_s: Seconds = 0.1
+    refuse_lag_s: Seconds = 0.25
+    close_lag_s: Seconds = 1.0
+    shed_memory: Share = 0.85
+    refuse_memory: Share = 0.92
+    close_memory: Share = 0.95
+    cut_memory: Share = 0.98
+    memory_bytes: Size | None = None
+
+
 class Admission(Struct, frozen=True):
     """The bounded wait for a slot.
 
@@ -281,6 +297,7 @@ class Config(Struct, frozen=True, kw_only=True):
     hold: Hold = Hold()
     breaker: BreakerConfig = BreakerConfig()
     retry: RetryConfig = RetryConfig()
+    overload: OverloadConfig = OverloadConfig()
     drain: DrainConfig = DrainConfig()
     log: LogConfig = LogConfig()
     cors: Cors = Cors()

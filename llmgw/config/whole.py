@@ -72,6 +72,11 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
     ordered("breaker", "open_s", "open_cap_s")
     ordered("limits", "body_bytes", "body_total_bytes")
     ordered("limits", "header_line", "headers")
+    ordered("overload", "shed_lag_s", "refuse_lag_s")
+    ordered("overload", "refuse_lag_s", "close_lag_s")
+    ordered("overload", "shed_memory", "refuse_memory")
+    ordered("overload", "refuse_memory", "close_memory")
+    ordered("overload", "close_memory", "cut_memory")
     _check_reach(reader, config, called)
     _warn(reader, config)
     return replace(

@@ -22,6 +22,7 @@ from twisted.internet.task import deferLater
 
 from llmgw.core.body import estimate_tokens, read_json
 from llmgw.core.multipart import read_multipart
+from llmgw.core.overload import CALM_S, Level
 from llmgw.core.retry import backoff_s, retry_after
 from llmgw.errors import (
     GatewayError,
@@ -118,11 +119,21 @@ class Exchange:
         if route.local:
             answering.answer_json(200, [], local.answer(route, head.path, caller, gateway))
             return
+        if gateway.overload:
+            self._shed(caller)
         self._enter(caller)
         outgoing = await self._read(route)
         request = self._apply_rules(outgoing, caller)
         await self._admit(caller, request)
         await self._forward(outgoing, request)
+
+    def _shed(self, caller: Caller) -> None:
+        """Refuse who is to be refused while the gateway is overloaded; nothing was read yet."""
+        level = self.gateway.overload
+        if caller.criticality == "critical":
+            return
+        if level >= Level.REFUSING or caller.criticality == "sheddable":
+            raise Overloaded("the gateway is overloaded", retry_after_s=self._soon(CALM_S))
 
     def _enter(self, caller: Caller) -> None:
         """Count the request in, if there is room."""

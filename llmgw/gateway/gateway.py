@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 from twisted.logger import Logger
 
+from llmgw.core.overload import Level
 from llmgw.errors import GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange, new_request_id
@@ -89,6 +90,7 @@ class Gateway:
     :ivar aliases: model rules by the name clients use.
     :ivar per_key: requests at work by key id.
     :ivar in_flight: requests at work.
+    :ivar overload: what is no longer done; set by the process's beat.
     :ivar waiting: those of them that wait for a slot.
     """
 
@@ -126,6 +128,7 @@ class Gateway:
         self.upstreams: dict[str, Upstream] = {}
         self.per_key: Counter[str] = Counter()
         self.in_flight = 0
+        self.overload = Level.CALM
         self.scores: dict[str, float] = {}
         self.router_faults = 0
         self.limiter_degraded = 0

@@ -132,7 +132,7 @@ class WaitingRoom:
     def _most(self, model: str) -> int:
         gateway = self._gateway
         admission = gateway.config.admission
-        if self._closed or admission.max_wait_s <= 0:
+        if self._closed or admission.max_wait_s <= 0 or gateway.overload:
             return 0
         if admission.max_waiting is not None:
             return admission.max_waiting

@@ -136,6 +136,17 @@ def sender(transport: Any, outbox: Outbox) -> Sender | PlainSender:
     return PlainSender(transport)
 
 
+def unsent_bytes(transport: Any) -> int:
+    """Bytes that wait in a transport and in those below it for the peer to take them;
+    0 where they cannot be seen."""
+    size = 0
+    while transport is not None:
+        size += len(getattr(transport, "dataBuffer", b"")) + getattr(transport, "_tempDataLen", 0)
+        size += sum(map(len, getattr(transport, "_appSendBuffer", ())))
+        transport = getattr(transport, "transport", None)
+    return size
+
+
 def take_over(transport: Any, protocol: Any) -> None:
     """Let ``transport`` call ``protocol`` itself.
 

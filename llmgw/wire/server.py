@@ -245,6 +245,11 @@ class ClientConnection(Protocol):
         else:
             self._goodbye(unread=False)
 
+    @property
+    def stalled(self) -> bool:
+        """The client takes nothing of its answer."""
+        return self._stalled and not self._dead
+
     def close_if_idle(self) -> bool:
         """Close when no request is at work. :return: whether it did."""
         if self.current is not None:

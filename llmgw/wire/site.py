@@ -11,6 +11,7 @@ from twisted.python.runtime import seconds as wall_seconds
 
 from llmgw.core.http import HeadLimits
 from llmgw.core.request_reader import RequestMemo
+from llmgw.wire.eager import unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,8 @@ class Site:
     :param serve: starts the exchange of one request; never raises.
     :param fault_answer: takes a fault and a peer's address, for bytes that are no
         request, and gives the headers and the body of the answer.
+    :ivar shedding: idle connections stay :data:`SHEDDING_KEEPALIVE_S` only.
+    :ivar accepting: else every new connection is closed at once.
     :ivar draining: every answer closes its connection.
     :ivar held_bytes: request bodies in memory now.
     :ivar refusals: count of refused connections and requests by reason.
@@ -55,6 +58,7 @@ class Site:
         self.connections: set[ClientConnection] = set()
         self.draining = False
         self.shedding = False
+        self.accepting = True
         self.held_bytes = 0
         self.refusals: dict[str, int] = {}
         self._per_peer: dict[str, int] = {}
@@ -103,6 +107,8 @@ class Site:
         return True
 
     def _over_cap(self, peer: str) -> str:
+        if not self.accepting:
+            return "overload"
         if len(self.connections) >= self.limits.connections:
             return "connections"
         return self._over_cap_of(self._group(peer))
@@ -200,6 +206,14 @@ class Site:
         """Close the connections that serve no request."""
         for connection in list(self.connections):
             connection.close_if_idle()
+
+    def cut_stalled(self, most: int) -> None:
+        """Cut answers that their clients do not take, those that hold most memory first."""
+        stalled = [connection for connection in self.connections if connection.stalled]
+        stalled.sort(key=lambda connection: unsent_bytes(connection.transport), reverse=True)
+        for connection in stalled[:most]:
+            self.count_refusal("cut_by_overload")
+            connection.expired(self.clock())
 
     def cut_all(self) -> None:
         """Cut every connection."""

@@ -133,6 +133,8 @@ def test_a_file_without_keys_is_good(text: str) -> None:
         ("requests_per_minute = nan", "above 0"),
         ("tokens_per_minute = inf", "above 0"),
         ('tokens_per_minute = "9"', "above 0"),
+        ('criticality = "vip"', "sheddable, standard, critical"),
+        ("criticality = []", "sheddable, standard, critical"),
         ("concurrent = 0", "whole number"),
         ("concurrent = 1.5", "whole number"),
         ("concurrent = true", "whole number"),

@@ -1,0 +1,115 @@
+"""How overloaded this process is, and what it stops doing because of that.
+
+Two figures decide: how late the event loop runs by its own doing, and how full
+memory is. Each names a :class:`Level`; the higher one holds. A level is entered
+at once and left only after :data:`CALM_S` during which both figures stayed below
+it, memory by :data:`MEMORY_MARGIN`, so that a gateway at the edge does not flap.
+
+A single late beat says that something is over (a long garbage collection, a
+process that had been stopped), not that there is too much to do: the second
+latest of the last :data:`BEATS` counts. That is the p99 of a window in which
+the loop is late again and again.
+
+:source: the ladder is Envoy's overload manager with thresholds in place of
+    scaled triggers; shedding by criticality is chapter 21 of Google's *Site
+    Reliability Engineering*.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+
+from msgspec import Struct
+
+BEATS = 8
+CALM_S = 2.0
+MEMORY_MARGIN = 0.05
+
+
+class Level(IntEnum):
+    """What is no longer done; each level adds to the ones before it."""
+
+    CALM = 0
+    SHEDDING = 1
+    """Idle connections stay 5 s, nobody new may wait for a slot, sheddable callers get 503."""
+    REFUSING = 2
+    """New requests get 503, but those of critical callers."""
+    CLOSED = 3
+    """No new connections; idle ones are closed."""
+    CUTTING = 4
+    """The largest answers that their clients do not take are cut."""
+
+
+class OverloadRules(Struct, frozen=True):
+    """Where each level begins. Seconds of lag; shares of memory, 0 to 1."""
+
+    shed_lag_s: float = 0.1
+    refuse_lag_s: float = 0.25
+    close_lag_s: float = 1.0
+    shed_memory: float = 0.85
+    refuse_memory: float = 0.92
+    close_memory: float = 0.95
+    cut_memory: float = 0.98
+
+
+class Ladder:
+    """Turns figures into a level.
+
+    :ivar level: what holds now.
+    :ivar lag_s: the lag that counts.
+    :ivar memory: the last share of memory, ``None`` if nobody knows.
+    """
+
+    def __init__(self, rules: OverloadRules) -> None:
+        self.rules = rules
+        self.level = Level.CALM
+        self.lag_s = 0.0
+        self.memory: float | None = None
+        self._lags: deque[float] = deque(maxlen=BEATS)
+        self._held_s = 0.0
+        self._since = Level.CALM
+
+    def beat(self, now_s: float, lag_s: float, memory: float | None) -> Level:
+        """Take the figures of one beat.
+
+        :param now_s: monotonic seconds.
+        :param lag_s: how late this beat was by the process's own doing.
+        :param memory: share of the memory limit in use, ``None`` if there is none.
+        :return: the level from now on.
+        """
+        lags = self._lags
+        lags.append(lag_s)
+        self.lag_s = sorted(lags)[-2] if len(lags) > 1 else 0.0
+        self.memory = memory
+        reached = self._reached(self.lag_s, memory, 0.0)
+        now_at = self._reached(lag_s, memory, MEMORY_MARGIN)
+        if reached > self.level:
+            self._stand(reached, now_s)
+        elif now_at >= self.level:
+            self._stand(self.level, now_s)
+        else:
+            self._since = max(self._since, now_at)
+            if now_s - self._held_s >= CALM_S:
+                lags.clear()
+                self._stand(self._since, now_s)
+        return self.level
+
+    def _stand(self, level: Level, now_s: float) -> None:
+        self.level = level
+        self._held_s = now_s
+        self._since = Level.CALM
+
+    def _reached(self, lag_s: float, memory: float | None, margin: float) -> Level:
+        """The level that the figures name; ``margin`` lowers memory's thresholds."""
+        rules = self.rules
+        share = -1.0 if memory is None else memory + margin
+        if share >= rules.cut_memory:
+            return Level.CUTTING
+        if lag_s > rules.close_lag_s or share >= rules.close_memory:
+            return Level.CLOSED
+        if lag_s > rules.refuse_lag_s or share >= rules.refuse_memory:
+            return Level.REFUSING
+        if lag_s > rules.shed_lag_s or share >= rules.shed_memory:
+            return Level.SHEDDING
+        return Level.CALM

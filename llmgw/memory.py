@@ -1,0 +1,118 @@
+"""How full memory is: this process, its control group, its machine.
+
+The limit is the operator's, else the tightest of the process's control groups
+(version 2 or 1), else the machine's memory. Within a control group the whole
+group counts, as it is the group that is killed; but only once this process is a
+good part of it, since shedding requests frees nothing of what others hold.
+
+:source: Linux ``Documentation/admin-guide/cgroup-v2.rst`` (``memory.current``,
+    ``memory.max``, ``memory.stat``) and ``cgroup-v1/memory.rst``; ``proc(5)``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+OWN_SHARE = 0.05
+"""Below this share of the limit the process itself is not what fills the group."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# version: usage, limit, the key in memory.stat of what the kernel would give up first
+_FILES = {
+    2: ("memory.current", "memory.max", "inactive_file"),
+    1: ("memory.usage_in_bytes", "memory.limit_in_bytes", "total_inactive_file"),
+}
+
+
+class Memory:
+    """Reads the figures anew at each :meth:`share`.
+
+    :param limit_bytes: the operator's limit for this process; ``None``: find one.
+    :param root: where ``proc`` and ``sys`` are.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, root: str = "/") -> None:
+        self._root = Path(root)
+        self._folder: Path | None = None
+        self._version = 2
+        self.limit_bytes = limit_bytes
+        if limit_bytes is None:
+            self._find_limit()
+
+    def share(self) -> float | None:
+        """Share of the limit in use; ``None`` where the system does not tell."""
+        limit = self.limit_bytes
+        own = self._own_bytes()
+        if limit is None or own is None:
+            return None
+        share = own / limit
+        if self._folder is None or share < OWN_SHARE:
+            return share
+        usage_file, _, given_up = _FILES[self._version]
+        usage = _number(self._folder / usage_file)
+        if usage is None:
+            return share
+        return max(share, (usage - _stat(self._folder / "memory.stat", given_up)) / limit)
+
+    def _own_bytes(self) -> int | None:
+        try:
+            pages = (self._root / "proc/self/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return None
+        return int(pages) * _PAGE_BYTES
+
+    def _find_limit(self) -> None:
+        total = _stat(self._root / "proc/meminfo", "MemTotal:") * 1024
+        least = total or None
+        for version, folder in self._groups():
+            limit = _number(folder / _FILES[version][1])
+            # "No limit" is a huge number in version 1, and the word "max" in 2.
+            if limit and (least is None or limit < least):
+                least, self._folder, self._version = limit, folder, version
+        self.limit_bytes = least
+
+    def _groups(self) -> Iterator[tuple[int, Path]]:
+        """The process's groups and those around them.
+
+        In a container the paths may be the host's: then only the topmost is there.
+        """
+        try:
+            lines = (self._root / "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return
+        mount = self._root / "sys/fs/cgroup"
+        for line in lines:
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controllers == "":
+                version, top = 2, mount
+            elif "memory" in controllers.split(","):
+                version, top = 1, mount / "memory"
+            else:
+                continue
+            folder = top / path.lstrip("/")
+            while folder != top and top in folder.parents:
+                yield version, folder
+                folder = folder.parent
+            yield version, top
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _stat(path: Path, key: str) -> int:
+    """A figure of a file with a word and a number in each line; 0 if there is none."""
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value.split()[0])
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0

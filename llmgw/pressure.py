@@ -1,0 +1,150 @@
+"""Measures how hard this process is pressed, and lets ``core.overload`` say what to stop doing.
+
+Four times a second a beat tells how late the event loop is and how full memory
+is. The lag that is published is what a request meets; the one that is judged is
+without the time in which the process was ready and the machine was busy with
+others, as refusing requests does not cure that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.logger import Logger
+
+from llmgw.core.overload import Ladder, Level, OverloadRules
+from llmgw.memory import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from twisted.internet.interfaces import IDelayedCall
+
+    from llmgw.config import OverloadConfig
+    from llmgw.gateway.gateway import Gateway
+    from llmgw.wire.site import Site
+
+BEAT_S = 0.25
+CUT_AT_ONCE = 16
+"""Stalled answers cut at one beat; the next beat sees whether that was enough."""
+
+
+class Pressure:
+    """The beat of one gateway process.
+
+    :param observe: takes each beat's lag in seconds.
+    :param waited_s: seconds this thread has waited for a processor since its start.
+    :param memory: makes the gauge from the operator's limit.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        config: OverloadConfig,
+        *,
+        site: Site,
+        gateway: Gateway,
+        observe: Callable[[float], None],
+        reactor: Any,
+        clock: Callable[[], float],
+        waited_s: Callable[[], float] | None = None,
+        memory: Callable[[int | None], Any] = Memory,
+    ) -> None:
+        self._site = site
+        self._gateway = gateway
+        self._observe = observe
+        self._reactor = reactor
+        self._clock = clock
+        self._waited = waited_s if waited_s is not None else cpu_wait_s
+        self._make_memory = memory
+        self._due_s = 0.0
+        self._waited_s = 0.0
+        self._call: IDelayedCall | None = None
+        self._ladder = Ladder(OverloadRules())
+        self.configure(config)
+
+    def configure(self, config: OverloadConfig) -> None:
+        """Take new figures; the level stays until the next beat."""
+        self._memory = self._make_memory(config.memory_bytes)
+        self._ladder.rules = OverloadRules(
+            **{name: getattr(config, name) for name in OverloadRules.__struct_fields__}
+        )
+
+    @property
+    def level(self) -> Level:
+        """What holds now."""
+        return self._ladder.level
+
+    @property
+    def memory(self) -> float | None:
+        """Share of the memory limit in use at the last beat."""
+        return self._ladder.memory
+
+    def state(self) -> Mapping[str, Any]:
+        """For ``/api/state``."""
+        ladder = self._ladder
+        return {
+            "level": ladder.level.name.lower(),
+            "lag_s": ladder.lag_s,
+            "memory": ladder.memory,
+            "memory_limit_bytes": self._memory.limit_bytes,
+        }
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._waited_s = self._waited()
+        self._arm()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        call, self._call = self._call, None
+        if call is not None and call.active():
+            call.cancel()
+
+    def _arm(self) -> None:
+        self._due_s = self._clock() + BEAT_S
+        self._call = self._reactor.callLater(BEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        now_s = self._clock()
+        lag_s = max(0.0, now_s - self._due_s)
+        self._observe(lag_s)
+        waited_s = self._waited()
+        own_lag_s = max(0.0, lag_s - (waited_s - self._waited_s))
+        self._waited_s = waited_s
+        before = self._ladder.level
+        try:
+            level = self._ladder.beat(now_s, own_lag_s, self._memory.share())
+            if level is not before:
+                self._changed(level)
+            if level >= Level.CLOSED:
+                self._site.close_idle()
+            if level is Level.CUTTING:
+                self._site.cut_stalled(CUT_AT_ONCE)
+        finally:
+            self._arm()
+
+    def _changed(self, level: Level) -> None:
+        self._gateway.overload = level
+        self._site.shedding = level >= Level.SHEDDING
+        self._site.accepting = level < Level.CLOSED
+        memory = self._ladder.memory
+        self.log.warn(
+            "overload: {reached} (event loop {lag:.3f} s late, memory {memory} used)",
+            reached=level.name.lower(),
+            lag=self._ladder.lag_s,
+            memory="?" if memory is None else f"{memory:.0%}",
+        )
+
+
+def cpu_wait_s() -> float:
+    """Seconds this thread was ready to run and had no processor; 0 where the system does not tell.
+
+    :source: Linux ``Documentation/scheduler/sched-stats.rst``, ``/proc/<pid>/schedstat``.
+    """
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
