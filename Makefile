@@ -19,7 +19,7 @@ DEMO_OPTIONS ?=
 # More options for pytest, such as -x or -k health.
 PYTEST_OPTIONS ?=
 # Debian packages that the tests need.
-APT :=
+APT := redis-server redis-sentinel
 
 .PHONY: help run test test-slow lint format clean system
 

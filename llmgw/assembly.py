@@ -17,6 +17,7 @@ from llmgw.config import is_loopback_endpoint
 from llmgw.core.body import BodyLimits
 from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.caller import Callers
+from llmgw.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +79,23 @@ def build_limiter(config: Config, reactor: Any) -> Any:
     """The configured rate limiter."""
     table = config.rate_limiter
     return plugins.build("rate-limiter", table.plugin, table.options, reactor, where="rate_limiter")
+
+
+def build_store(config: Config, limiter: Any, reactor: Any) -> Store | None:
+    """The shared store: that of ``[store]``, or else the one that the limiter brought along.
+
+    A limiter that has none, and wants one (``use_store``), gets it.
+
+    :raise ConfigError: it wants one, and there is none.
+    """
+    brought: Store | None = getattr(limiter, "store", None)
+    store = Store(config.store, reactor) if config.store else brought
+    if brought is None and hasattr(limiter, "use_store"):
+        if store is None:
+            fault = ConfigFault("rate_limiter.url", "missing: give it here or in [store]")
+            raise ConfigError([fault], config.source)
+        limiter.use_store(store)
+    return store
 
 
 def build_router(config: Config) -> Any:

@@ -8,7 +8,8 @@ other Twisted program of the environment), so a factory holds no live state.
 ``options`` is the plugin's own table of the config file without the key
 ``plugin``: a mapping of plain TOML values. ``build`` checks it and raises
 :class:`llmgw.errors.ConfigError` whose faults name keys of that table; it
-touches neither network nor files that ``options`` does not name.
+touches neither network nor files that ``options`` does not name. Strings called
+``…_file`` come to it as absolute paths.
 
 Ship a plugin as a package with one module ``twisted/plugins/llmgw_<dist>.py``
 that holds one line per factory, and prove it with the contract tests of

@@ -56,9 +56,16 @@ class Operations:
             "models": {name: list(ids) for name, ids in gateway.fleet.models(gateway.clock()).items()},
             "aliases": {name: rule.target for name, rule in gateway.aliases.items()},
             "in_flight_by_key": dict(gateway.per_key),
+            "store": self._store(),
             "limits": [asdict(policy) for policy in gateway.policies],
             "backends": self.fleet(),
         }
+
+    def _store(self) -> Mapping[str, Any] | None:
+        store = self._service.store
+        if store is None:
+            return None
+        return {"place": store.place, "up": store.up, "why": store.why, "losses": store.losses}
 
     def fleet(self) -> list[dict[str, Any]]:
         """Every backend: what the fleet knows, its pool, and the router's last score."""
@@ -76,6 +83,7 @@ class Operations:
         """Figures of the process for a scrape: help text and value by name."""
         service = self._service
         gateway, site = service.gateway, service.site
+        store = service.store
         dropped = gateway.access_log.dropped if gateway.access_log is not None else 0
         return {
             "llmgw_connections": ("Client connections.", len(site.connections)),
@@ -94,6 +102,7 @@ class Operations:
             "llmgw_limiter_degraded": ("Requests that passed a late limiter.", gateway.limiter_degraded),
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
+            "llmgw_store_up": ("1 while the shared store answers.", float(store is not None and store.up)),
         }
 
     def knows(self, model: str) -> bool:

@@ -29,6 +29,7 @@ from llmgw.assembly import (
     build_limiter,
     build_listeners,
     build_router,
+    build_store,
     check_listeners_are_guarded,
     check_supported,
 )
@@ -56,6 +57,7 @@ NEEDS_RESTART = (
     "admin_token",
     "workers",
     "rate_limiter",
+    "store",
     "discovery",
     "breaker",
     "retry",
@@ -110,11 +112,14 @@ class GatewayService(Service):
         operations = Operations(self)
         self.metrics = Metrics(operations.fleet, operations.gauges, operations.knows)
         retry = config.retry
+        limiter = build_limiter(config, reactor)
+        # What gateways tell each other goes through here; None where nothing is shared.
+        self.store = build_store(config, limiter, reactor)
         self.gateway = Gateway(
             config=config,
             fleet=self.fleet,
             router=build_router(config),
-            limiter=build_limiter(config, reactor),
+            limiter=limiter,
             callers=build_callers(config),
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
             metrics=self.metrics,
@@ -188,6 +193,8 @@ class GatewayService(Service):
             listener.startService()
         self.backends.start()
         self.pressure.start()
+        if self.store is not None:
+            self.store.start()
         self._take_signals(signal.SIGHUP)
         # The reactor takes these two for itself when it begins to run.
         self.reactor.callWhenRunning(self._take_signals, signal.SIGTERM, signal.SIGINT)
@@ -229,6 +236,8 @@ class GatewayService(Service):
         self.sweep.stop()
         if self.gateway.access_log is not None:
             self.gateway.access_log.stop()
+        if self.store is not None:
+            await self.store.close()
         await _stop_all(self._admin)
         await maybeDeferred(super().stopService)
 

@@ -36,6 +36,7 @@ from llmgw.config import (
     PluginConfig,
     RetryConfig,
     Secret,
+    StoreConfig,
     Timeouts,
     config_from_options,
     is_loopback_endpoint,
@@ -43,6 +44,7 @@ from llmgw.config import (
     parse_backend,
     parse_backend_option,
     parse_config,
+    parse_store,
 )
 from llmgw.config.files import DISK
 from llmgw.config.places import _endpoint, base_url
@@ -165,7 +167,7 @@ max_tokens = 2048
         ("[timeouts]\nconect_s = 1", "timeouts.conect_s: unknown key; did you mean connect_s?"),
         ("zzz = 1", "zzz: unknown key"),
         ('"a b\\n" = 1', '"a b\\n": unknown key'),
-        ("source = 'x'", "source: unknown key"),
+        ("source = 'x'", "source: unknown key; did you mean store?"),
         ("workers = true", "workers: expected an integer, got a boolean"),
         ("workers = 1.0", "workers: expected an integer, got a float"),
         ("workers = 0", "workers: must be at least 1 and at most 1024, got 0"),
@@ -904,6 +906,88 @@ def test_faults_of_the_backend_option(text: str, fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_backend_option(text)
     assert str(caught.value) == fault
+
+
+# --- the shared store ------------------------------------------------------------
+
+
+def test_there_is_no_store_by_default() -> None:
+    assert not parse(ONE).store
+
+
+def test_a_store_and_its_files() -> None:
+    text = (
+        ONE
+        + """
+[store]
+url = "rediss://gw@store.example/1"
+password_file = "redis.password"
+ca_file = "ca.pem"
+"""
+    )
+    store = parse(text, Files(redis_password=("hush", 0o600), ca_pem=("x", 0o644))).store
+    assert store
+    assert store.password is not None
+    assert store.password.reveal() == "hush"
+    assert store.ca_file == "/c/ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        ('url = "http://h"', "store.url: must begin with redis://, rediss:// or unix://"),
+        ('url = "redis://:x@h"', "store.url: must not hold a password; use password_file"),
+        ('url = "redis:///1"', "store.url: names no host"),
+        ('url = "redis://gw@h"', "store.password_file: missing: the URL names the user gw"),
+        ("op_s = 1.0", "store.url: missing: the other keys have nothing to belong to"),
+        ('sentinels = ["h:1"]', "store.master: missing: Sentinel needs `sentinels` and `master`"),
+        (
+            'url = "redis://h"\nmaster = "mm"',
+            "store.sentinels: missing: Sentinel needs `sentinels` and `master`",
+        ),
+        ('sentinels = ["redis://h"]\nmaster = "mm"', "store.sentinels[0]: must be host:port of a Sentinel"),
+        (
+            'url = "unix:///s"\nsentinels = ["h:1"]\nmaster = "mm"',
+            "store.url: a Unix socket and Sentinel do not go together",
+        ),
+        ('url = "redis://h"\nca_file = "ca.pem"', 'store.ca_file: the URL is not rediss: "redis://h"'),
+    ],
+)
+def test_faults_of_a_store(table: str, fault: str) -> None:
+    assert faults(f"{ONE}\n[store]\n{table}\n", Files(ca_pem=("x", 0o644))) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("redis://10.0.0.1", True), ("redis://localhost", False), ("rediss://10.0.0.1", False)],
+)
+def test_a_password_in_clear_text_is_told(url: str, warned: bool) -> None:
+    text = f'{ONE}\n[store]\nurl = "{url}"\npassword_file = "p"\n'
+    warnings = parse(text, Files(p=("x", 0o600))).warnings
+    assert any(line.startswith("store.password_file: ") for line in warnings) is warned
+
+
+def test_a_plugins_files_count_from_the_folder_of_the_configuration() -> None:
+    text = f"""{ONE}
+[rate_limiter]
+plugin = "redis"
+password_file = "redis.password"
+ca_file = "/etc/ca.pem"
+other = "as it is"
+"""
+    assert parse(text).rate_limiter.options == {
+        "password_file": "/c/redis.password",
+        "ca_file": "/etc/ca.pem",
+        "other": "as it is",
+    }
+
+
+def test_a_store_in_a_plugins_table() -> None:
+    assert parse_store({"url": "redis://h"}, files=Files()) == StoreConfig("redis://h")
+    with pytest.raises(ConfigError, match="url: names no host"):
+        parse_store({"url": "redis:///"}, files=Files())
+    with pytest.raises(ConfigError, match="op: unknown key"):
+        parse_store({"op": 1}, files=Files())
 
 
 # --- the schema itself ---------------------------------------------------------

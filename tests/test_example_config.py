@@ -27,6 +27,7 @@ from llmgw.config import (
     ModelConfig,
     OverloadConfig,
     RetryConfig,
+    StoreConfig,
     Timeouts,
     load_config,
     parse_config,
@@ -42,6 +43,7 @@ FULL = re.sub(r"(?m)^#(?=[a-z_]+ = |\[)", "", SHOWN)
 TABLES: list[tuple[type[Struct], tuple[str, ...]]] = [
     (Config, ()),
     (Policy, ("rate_limits",)),
+    (StoreConfig, ("store",)),
     (BackendConfig, ("backends",)),
     (BackendTls, ("backends", "tls")),
     (BackendTimeouts, ("backends", "timeouts")),
@@ -114,6 +116,7 @@ def test_every_table_of_the_schema_is_looked_at() -> None:
 
 def test_the_example_with_everything_switched_on_loads() -> None:
     text = FULL.replace("http://127.0.0.1:8080", "https://127.0.0.1:8080")  # ca_file wants https
+    text = text.replace("redis://", "rediss://")  # and here it wants rediss
     config = parse_config(text, source="example", base_dir="/etc/llmgw", files=AnyFile())
     assert config.admin == ("tcp:9901:interface=127.0.0.1",)
     assert config.auth == ("keys:/etc/llmgw/keys.toml",)

@@ -20,6 +20,7 @@ from llmgw.config.load import (
     parse_backend,
     parse_backend_option,
     parse_config,
+    parse_store,
 )
 from llmgw.config.places import is_loopback_endpoint
 from llmgw.config.schema import (
@@ -38,6 +39,7 @@ from llmgw.config.schema import (
     OverloadConfig,
     PluginConfig,
     RetryConfig,
+    StoreConfig,
     Timeouts,
 )
 from llmgw.values import Secret
@@ -60,6 +62,7 @@ __all__ = [
     "PluginConfig",
     "RetryConfig",
     "Secret",
+    "StoreConfig",
     "Timeouts",
     "config_from_options",
     "is_loopback_endpoint",
@@ -67,4 +70,5 @@ __all__ = [
     "parse_backend",
     "parse_backend_option",
     "parse_config",
+    "parse_store",
 ]

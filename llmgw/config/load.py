@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from llmgw.config.files import DISK, FileSeam
 from llmgw.config.places import base_url
 from llmgw.config.reader import Reader, keys_of, toml_table
-from llmgw.config.schema import BackendConfig, Config
-from llmgw.config.whole import check_backend, check_whole
+from llmgw.config.schema import BackendConfig, Config, StoreConfig
+from llmgw.config.whole import check_backend, check_store, check_whole
 from llmgw.config.words import cause, shown
 from llmgw.errors import ConfigError, ConfigFault
 
@@ -109,6 +109,21 @@ def parse_backend(
         raise ConfigError(reader.faults)
     assert isinstance(backend, BackendConfig)
     return backend
+
+
+def parse_store(table: Mapping[str, Any], *, files: FileSeam = DISK) -> StoreConfig:
+    """The keys of ``[store]``, where they stand in a plugin's own table.
+
+    :raise ConfigError: every fault of it.
+    """
+    reader = Reader(os.getcwd(), files)
+    store = reader.struct(StoreConfig, dict(table), "")
+    if not reader.faults:
+        check_store(reader, store, "")
+    if reader.faults:
+        raise ConfigError(reader.faults)
+    assert isinstance(store, StoreConfig)
+    return store
 
 
 def _checked(

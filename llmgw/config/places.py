@@ -19,6 +19,7 @@ from msgspec import Struct
 from llmgw.config.files import absolute_path, existing_file, private_file
 from llmgw.config.reader import Reader
 from llmgw.config.words import did_you_mean, shown
+from llmgw.store.address import parse_address, parse_sentinel
 
 # --- URLs, networks, origins --------------------------------------------------
 
@@ -101,6 +102,18 @@ def origin(reader: Reader, where: str, text: str) -> str:
     if plain != text or parts.scheme not in _PORTS or not re.fullmatch(r"[A-Za-z0-9.:\[\]_-]+", parts.netloc):
         raise ValueError(f"not an origin such as https://app.example: {shown(text)}")
     return text.lower()
+
+
+def store_url(reader: Reader, where: str, text: str) -> str:
+    """A URL of the shared store; whether it may lack a host, no single key can tell."""
+    parse_address(text, hostless=True)
+    return text
+
+
+def sentinel(reader: Reader, where: str, text: str) -> str:
+    """``host:port`` of a Sentinel."""
+    parse_sentinel(text)
+    return text
 
 
 def is_local_url(url: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Struct, field
 
 from llmgw.config.files import auth_spec, existing_file, log_path, secret_file
-from llmgw.config.places import base_url, listener, network, origin
+from llmgw.config.places import base_url, listener, network, origin, sentinel, store_url
 from llmgw.config.reader import Rule
 from llmgw.values import Policy, Secret
 
@@ -222,6 +222,36 @@ class LogConfig(Struct, frozen=True):
     access_sample: Share = 1.0
 
 
+class StoreConfig(Struct, frozen=True):
+    """The shared store: a Redis or Valkey, alone or found through Sentinel; none by default.
+
+    :param sentinels: ``host:port`` of each; the host in ``url`` is not used then.
+    :param master: the name that Sentinel has for it.
+    :param ca_file: authorities for ``rediss``; ``None``: the system's.
+    :param op_s: longest wait for an answer, ``connect_s`` for a connection.
+    """
+
+    url: Annotated[str | None, Rule(convert=store_url)] = None
+    password: Annotated[Secret | None, Rule(convert=secret_file)] = field(default=None, name="password_file")
+    sentinels: tuple[Annotated[str, Rule(convert=sentinel)], ...] = ()
+    master: Annotated[str | None, Rule(shape=r"[A-Za-z0-9._-]{1,64}", meaning="letters, digits, . _ -")] = (
+        None
+    )
+    sentinel_password: Annotated[Secret | None, Rule(convert=secret_file)] = field(
+        default=None, name="sentinel_password_file"
+    )
+    ca_file: Annotated[str | None, Rule(filled=True, convert=existing_file)] = None
+    op_s: Annotated[float, Rule(above=0, most=60)] = 0.05
+    connect_s: Annotated[float, Rule(above=0, most=60)] = 0.25
+    key_prefix: Annotated[
+        str, Rule(shape=r"[A-Za-z0-9._:-]{1,64}", meaning="letters, digits, . _ : - (at most 64)")
+    ] = "llmgw:"
+
+    def __bool__(self) -> bool:
+        """There is one."""
+        return bool(self.url or self.sentinels)
+
+
 class Cors(Struct, frozen=True):
     """Web pages that may call; none by default."""
 
@@ -288,6 +318,7 @@ class Config(Struct, frozen=True, kw_only=True):
     health: tuple[PluginConfig, ...] = (PluginConfig("llamacpp"),)
     rate_limiter: PluginConfig = PluginConfig("local")
     rate_limits: tuple[Policy, ...] = ()
+    store: StoreConfig = StoreConfig()
     discovery: tuple[PluginConfig, ...] = ()
     backends: tuple[BackendConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()

@@ -11,10 +11,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from llmgw.config.files import absolute_path
 from llmgw.config.places import is_local_url, is_loopback_endpoint, with_backlog
 from llmgw.config.reader import BAD, Reader
-from llmgw.config.schema import BackendConfig, Config
+from llmgw.config.schema import BackendConfig, Config, StoreConfig
 from llmgw.config.words import key_path, shown
+from llmgw.store.address import Address, parse_address
 
 
 def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
@@ -28,6 +30,30 @@ def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
     if backend.api_key is not None and not https and not is_local_url(backend.url):
         at = key_path(where, "api_key_file")
         reader.warnings.append(f"{at}: the key travels in clear text; use https")
+
+
+def check_store(reader: Reader, store: StoreConfig, where: str) -> None:
+    """What no single key of a store can tell."""
+    if not store:
+        if store != StoreConfig():
+            reader.fault(key_path(where, "url"), "missing: the other keys have nothing to belong to")
+        return
+    address = parse_address(store.url, hostless=True) if store.url else Address()
+    if bool(store.sentinels) != bool(store.master):
+        missing = "master" if store.sentinels else "sentinels"
+        reader.fault(key_path(where, missing), "missing: Sentinel needs `sentinels` and `master`")
+    if store.sentinels and address.path:
+        reader.fault(key_path(where, "url"), "a Unix socket and Sentinel do not go together")
+    if not store.sentinels and not address.path and not address.host:
+        reader.fault(key_path(where, "url"), "names no host")
+    if address.user and store.password is None:
+        reader.fault(key_path(where, "password_file"), f"missing: the URL names the user {address.user}")
+    if store.ca_file is not None and not address.tls:
+        reader.fault(key_path(where, "ca_file"), f"the URL is not rediss: {shown(store.url)}")
+    away = address.host and not is_local_url(f"//{address.host}")
+    if store.password is not None and not address.tls and not address.path and (away or store.sentinels):
+        at = key_path(where, "password_file")
+        reader.warnings.append(f"{at}: the password travels in clear text; use rediss")
 
 
 def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Config:
@@ -77,6 +103,7 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
     ordered("overload", "shed_memory", "refuse_memory")
     ordered("overload", "refuse_memory", "close_memory")
     ordered("overload", "close_memory", "cut_memory")
+    check_store(reader, config.store, "store")
     _check_reach(reader, config, called)
     _warn(reader, config)
     return replace(
@@ -86,7 +113,23 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
             for description in config.listen
         ),
         models=_resolved_models(reader, config, called),
+        router=_with_paths(reader, config.router),
+        health=tuple(_with_paths(reader, table) for table in config.health),
+        rate_limiter=_with_paths(reader, config.rate_limiter),
+        discovery=tuple(_with_paths(reader, table) for table in config.discovery),
     )
+
+
+def _with_paths(reader: Reader, table: Any) -> Any:
+    """A plugin does not know where the file lies: options called ``…_file`` come to it as absolute paths."""
+    if table is BAD:
+        return table
+    found = {
+        name: absolute_path(reader, value)
+        for name, value in table.options.items()
+        if name.endswith("_file") and isinstance(value, str) and value
+    }
+    return replace(table, options={**table.options, **found}) if found else table
 
 
 def _check_reach(reader: Reader, config: Config, called: Callable[[str], str]) -> None:
