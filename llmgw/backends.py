@@ -14,7 +14,7 @@ from msgspec.structs import fields, replace
 from twisted.logger import Logger
 
 from llmgw import plugins
-from llmgw.config import PluginConfig
+from llmgw.config import BackendConfig, PluginConfig
 from llmgw.core.fleet import BackendSpec
 from llmgw.core.http import HeadLimits
 from llmgw.errors import ConfigError, ConfigFault
@@ -27,7 +27,7 @@ from llmgw.wire.pool import Pool, endpoint_for, tls_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llmgw.config import BackendConfig, Config
+    from llmgw.config import Config
     from llmgw.core.fleet import Fleet
     from llmgw.gateway.gateway import Gateway
     from llmgw.wire.eager import Outbox
@@ -126,6 +126,13 @@ class Backends:
                 faults.append(
                     ConfigFault(f"backends[{index}].tls.ca_file", f"no usable certificate: {error}")
                 )
+        for index, found in enumerate(config.discovery):
+            trust = found.defaults.get("tls")
+            try:
+                _tls(BackendConfig(id="", url="https://localhost", tls=trust)) if trust else None
+            except (OSError, ValueError) as error:
+                where = f"discovery[{index}].defaults.tls.ca_file"
+                faults.append(ConfigFault(where, f"no usable certificate: {error}"))
         if faults:
             raise ConfigError(faults, config.source)
         for index, table in enumerate(config.health):

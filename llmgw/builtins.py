@@ -99,6 +99,7 @@ prefix_hash = RouterFactory(
 )
 
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
+from llmgw.discovery.static import StaticDiscoveryFactory  # noqa: E402
 from llmgw.health.http import HttpHealthFactory  # noqa: E402
 from llmgw.health.llamacpp import LlamaCppHealthFactory  # noqa: E402
 from llmgw.health.prometheus import PrometheusHealthFactory  # noqa: E402
@@ -109,3 +110,4 @@ http_health = HttpHealthFactory()
 prometheus_health = PrometheusHealthFactory()
 local_limiter = LocalRateLimiterFactory()
 keys_checker = KeysCheckerFactory()
+static_discovery = StaticDiscoveryFactory()

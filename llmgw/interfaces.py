@@ -207,13 +207,24 @@ class IRateLimiterFactory(IFactory):
 
 
 class IDiscovery(Interface):
-    """Adds, changes and removes backends while the gateway runs."""
+    """Adds, changes and removes backends while the gateway runs.
+
+    It tells what its source says and judges nothing: the gateway refuses entries
+    that are wrong or not allowed, holds those that vanish for a while, and lets
+    the file's backends win where ids or URLs clash.
+
+    It may have attributes that ``/api/state`` and metrics show: ``connected``
+    (bool), ``contact_s`` (when the source answered last, by ``reactor.seconds()``)
+    and ``error`` (one line; ``""`` while all is well).
+    """
 
     def start(update: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
         """Begin, and call ``update`` with the *whole* set this source knows at each
-        change; each entry has the form of a ``[[backends]]`` table.
+        change; each entry has the form of a ``[[backends]]`` table, and may have
+        ``key``, the source's own name for it, which is told when it is refused.
 
-        While the source is out of reach it calls nothing: the last set stays.
+        An empty set is one that the source *said* is empty. While the source is
+        out of reach it calls nothing: the last set stays.
         """
 
     def stop() -> Deferred[None] | None:

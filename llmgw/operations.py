@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -13,6 +13,7 @@ from llmgw.gateway.explain import explain
 if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
+    from llmgw.admin.metrics import Table
     from llmgw.service import GatewayService
 
 FIRST_LOOK_S = 3.0
@@ -58,6 +59,7 @@ class Operations:
             "in_flight_by_key": dict(gateway.per_key),
             "store": self._store(),
             "limits": [asdict(policy) for policy in gateway.policies],
+            "discovery": service.discoveries.state(),
             "backends": self.fleet(),
         }
 
@@ -77,6 +79,7 @@ class Operations:
                 member["idle_connections"] = len(upstream.pool.idle)
                 member["connects"] = upstream.pool.connects
             member["score"] = gateway.scores.get(member["id"])
+            member["source"] = self._service.discoveries.source_of(member["id"])
         return picture
 
     def gauges(self) -> Mapping[str, tuple[str, float]]:
@@ -104,6 +107,28 @@ class Operations:
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
             "llmgw_store_up": ("1 while the shared store answers.", float(store is not None and store.up)),
         }
+
+    def discovery_tables(self) -> Iterable[Table]:
+        """Labelled figures of what finds backends, for a scrape."""
+        discoveries = self._service.discoveries.state()
+        for name, text, value in (
+            ("up", "1 while the discovery is in touch with its source.", lambda each: each["connected"]),
+            ("backends", "Backends the source tells of.", lambda each: each["backends"]),
+            ("held", "Backends that vanished from it and are kept for now.", lambda each: len(each["held"])),
+            (
+                "refused",
+                "Entries that are not served.",
+                lambda each: len(each["refused"]) + len(each["clashes"]),
+            ),
+            ("contact_age_seconds", "Since the source's last answer.", lambda each: each["contact_age_s"]),
+        ):
+            rows = [((("discovery", each["name"]),), value(each)) for each in discoveries]
+            yield f"llmgw_discovery_{name}", text, [(labels, row) for labels, row in rows if row is not None]
+        yield (
+            "llmgw_backend_source",
+            "Always 1: where the backend comes from.",
+            [((("backend", each["id"]), ("source", each["source"])), 1) for each in self.fleet()],
+        )
 
     def knows(self, model: str) -> bool:
         """A name that may be a metric's label: some backend has told it."""

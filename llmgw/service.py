@@ -37,6 +37,7 @@ from llmgw.backends import Backends
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.fleet import Fleet
 from llmgw.core.retry import RetryBudget
+from llmgw.discoveries import Discoveries
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
 from llmgw.operations import Operations
@@ -58,7 +59,6 @@ NEEDS_RESTART = (
     "workers",
     "rate_limiter",
     "store",
-    "discovery",
     "breaker",
     "retry",
     "log",
@@ -140,7 +140,9 @@ class GatewayService(Service):
         )
         self.backends = Backends(self.fleet, self.gateway, self.sweep, outbox, reactor)
         self.backends.verify(config)
-        self.backends.apply(config)
+        self.discoveries = Discoveries(self.backends, reactor)
+        self.discoveries.apply(config)
+        self.metrics.tables.append(operations.discovery_tables)
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor))
@@ -195,6 +197,7 @@ class GatewayService(Service):
         self.pressure.start()
         if self.store is not None:
             self.store.start()
+        self.discoveries.start()
         self._take_signals(signal.SIGHUP)
         # The reactor takes these two for itself when it begins to run.
         self.reactor.callWhenRunning(self._take_signals, signal.SIGTERM, signal.SIGINT)
@@ -230,6 +233,7 @@ class GatewayService(Service):
         self._hurried = False
         await self._until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
         self.site.cut_all()
+        await self.discoveries.stop()
         self.backends.stop()
         self.pressure.stop()
         await self._until(lambda: not self.site.connections, 1.0)
@@ -324,7 +328,7 @@ class GatewayService(Service):
         gateway.body_limits = body_limits(config)
         self._configure_site()
         self.pressure.configure(config.overload)
-        self.backends.apply(config)
+        self.discoveries.apply(config)
         if gateway.access_log is not None:
             gateway.access_log.reopen()
         for warning in config.warnings:

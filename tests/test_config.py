@@ -1067,3 +1067,15 @@ def test_each_room_knows_only_those_before_it() -> None:
             re.findall(r"(?m)^\s*from llmgw\.config\.(\w+) import", (folder / f"{room}.py").read_text())
         )
         assert known <= set(order[:index]), room
+
+
+def test_paths_among_a_plugins_options_count_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "llmgw.toml"
+    path.write_text(
+        '[router]\nplugin = "x"\na_file = "a"\n'
+        '[[discovery]]\nplugin = "static"\nfile = "b"\nstate_file = "c"\n'
+    )
+    config = config_from_options(str(path), working_dir="/elsewhere")
+    assert config.router.options["a_file"] == f"{tmp_path}/a"
+    assert config.discovery[0].options["file"] == f"{tmp_path}/b"
+    assert config.discovery[0].state_file == f"{tmp_path}/c"

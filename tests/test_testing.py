@@ -44,7 +44,11 @@ CONTRACTS: dict[str, Callable[..., type]] = {
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {}
 """Options for plugins that cannot do without any."""
 
-ELSEWHERE: set[tuple[str, str]] = {("rate-limiter", "redis"), ("health", "prometheus")}
+ELSEWHERE: set[tuple[str, str]] = {
+    ("rate-limiter", "redis"),
+    ("health", "prometheus"),
+    ("discovery", "static"),
+}
 """Need a server, or answers of their own, and run the same contract in a test of their own."""
 
 for _kind, _contract in CONTRACTS.items():

@@ -30,6 +30,9 @@ HOLD_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
+Table = tuple[str, str, Iterable[tuple[Iterable[tuple[str, str]], float]]]
+"""A gauge: name, help text, and for each set of labels its value."""
+
 _RequestSeries = tuple[Count, Histogram, Histogram, Histogram, Count, Count, Count]
 
 
@@ -41,6 +44,7 @@ class Metrics:
     :param knows: whether a model's name is configured or told by a backend; the
         rest is ``other``. Asked for each request, so it should be a look-up.
         ``None`` takes every name.
+    :ivar tables: each gives further gauges with labels at a scrape.
     :ivar lag: how late the event loop's timer ran; whoever measures it observes.
     """
 
@@ -53,6 +57,7 @@ class Metrics:
         self._snapshot = snapshot
         self._gauges = gauges
         self._knows = knows
+        self.tables: list[Callable[[], Iterable[Table]]] = []
         self._families: list[Family[Any]] = []
         self._series: dict[tuple[str, str | None, str | None, int], _RequestSeries] = {}
         count, histogram = self._counter, self._histogram
@@ -185,6 +190,9 @@ class Metrics:
         gauges = {**_ALWAYS, **self._gauges()}
         for name, (text, value) in gauges.items():
             write_gauge(out, name, text, () if value is None else (("", value),))
+        for table in self.tables:
+            for name, text, rows in table():
+                write_gauge(out, name, text, [(labelled(labels), value) for labels, value in rows])
         write_gauge(out, "llmgw_info", "Always 1.", ((labelled((("version", __version__),)), 1),))
         return "".join(out).encode() + generate_latest(self._process)
 

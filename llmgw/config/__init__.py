@@ -22,7 +22,7 @@ from llmgw.config.load import (
     parse_config,
     parse_store,
 )
-from llmgw.config.places import is_loopback_endpoint
+from llmgw.config.places import is_local_url, is_loopback_endpoint, port_of
 from llmgw.config.schema import (
     Admission,
     BackendConfig,
@@ -31,6 +31,7 @@ from llmgw.config.schema import (
     BreakerConfig,
     Config,
     Cors,
+    DiscoveryConfig,
     DrainConfig,
     Hold,
     Limits,
@@ -52,6 +53,7 @@ __all__ = [
     "BreakerConfig",
     "Config",
     "Cors",
+    "DiscoveryConfig",
     "DrainConfig",
     "FileSeam",
     "Hold",
@@ -65,10 +67,12 @@ __all__ = [
     "StoreConfig",
     "Timeouts",
     "config_from_options",
+    "is_local_url",
     "is_loopback_endpoint",
     "load_config",
     "parse_backend",
     "parse_backend_option",
     "parse_config",
     "parse_store",
+    "port_of",
 ]

@@ -93,21 +93,33 @@ def parse_backend_option(text: str) -> BackendConfig:
 
 
 def parse_backend(
-    table: Mapping[str, Any], *, where: str = "", base_dir: str = "", files: FileSeam | None = None
+    table: Mapping[str, Any],
+    *,
+    where: str = "",
+    base_dir: str = "",
+    files: FileSeam | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> BackendConfig:
     """One ``[[backends]]`` table that did not come from the file, such as a discovery's.
 
     :param files: without it, keys that name files are refused: whoever may write
         to a discovery must not make the gateway read files and send them away.
+    :param defaults: attributes for what the table leaves out, already checked; labels
+        of both are put together, and ``tls`` is only for an ``https`` URL.
     :raise ConfigError: every fault of it, below ``where``.
     """
     reader = Reader(base_dir, files)
-    backend = reader.struct(BackendConfig, dict(table), where)
-    if backend is not None:
-        check_backend(reader, backend, where)
+    values = reader.fields(BackendConfig, dict(table), where)
     if reader.faults:
         raise ConfigError(reader.faults)
-    assert isinstance(backend, BackendConfig)
+    shared = dict(defaults or {})
+    if not values["url"].startswith("https:"):
+        shared.pop("tls", None)
+    labels = {**shared.get("labels", {}), **values.get("labels", {})}
+    backend = BackendConfig(**{**shared, **values, "labels": labels})
+    check_backend(reader, backend, where)
+    if reader.faults:
+        raise ConfigError(reader.faults)
     return backend
 
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from llmgw.config.files import absolute_path, existing_file, private_file
 from llmgw.config.reader import Reader
 from llmgw.config.words import did_you_mean, shown
+from llmgw.core.allowed import settled
 from llmgw.store.address import parse_address, parse_sentinel
 
 # --- URLs, networks, origins --------------------------------------------------
@@ -88,6 +89,11 @@ def network(reader: Reader, where: str, text: str) -> str:
     except ValueError:
         raise ValueError(f"not an address or CIDR network: {shown(text)}") from None
     raise ValueError(f"{shown(text)} has host bits set; did you mean {meant}?")
+
+
+def allowed_place(reader: Reader, where: str, text: str) -> str:
+    """A network, address or name that discovered backends may be at, in its one form."""
+    return settled(text)
 
 
 def origin(reader: Reader, where: str, text: str) -> str:
@@ -183,6 +189,12 @@ def _endpoint(description: str) -> _Endpoint:
         places[name] = place
     surplus += [value for _, value in arguments[1 + len(names) :] if names]
     return _Endpoint(kind, parts, places, surplus)
+
+
+def port_of(description: str) -> int | None:
+    """The TCP port of an endpoint string, if one can be read from it."""
+    text = _endpoint(description).places.get("port", (0, ""))[1]
+    return int(text) if text.isdecimal() else None
 
 
 def _unescape(text: str) -> str:

@@ -185,6 +185,8 @@ class Reader:
             if not isinstance(raw, dict):
                 return self._wrong_type("a table", raw, where)
             return {name: self.value(str, item, key_path(where, name)) for name, item in raw.items()}
+        if base is dict:
+            return raw if isinstance(raw, dict) else self._wrong_type("a table", raw, where)
         if issubclass(base, Struct):
             return self.struct(base, raw, where, default if isinstance(default, base) else None)
         wanted, accepted = _SCALARS[base]

@@ -18,9 +18,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
-from llmgw.config.files import auth_spec, existing_file, log_path, secret_file
-from llmgw.config.places import base_url, listener, network, origin, sentinel, store_url
-from llmgw.config.reader import Rule
+from llmgw.config.files import absolute_path, auth_spec, existing_file, log_path, secret_file
+from llmgw.config.places import allowed_place, base_url, listener, network, origin, sentinel, store_url
+from llmgw.config.reader import Reader, Rule
+from llmgw.config.words import key_path
+from llmgw.core.allowed import DEFAULT
 from llmgw.values import Policy, Secret
 
 Seconds = Annotated[float, Rule(above=0, most=604_800)]
@@ -83,6 +85,41 @@ class BackendConfig(Struct, frozen=True):
     raw: bool = False
     tls: BackendTls = BackendTls()
     timeouts: BackendTimeouts = BackendTimeouts()
+
+
+def _backend_defaults(reader: Reader, where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of :class:`BackendConfig` by name; what makes a backend that one is left out."""
+    for key in ("id", "url"):
+        if key in table:
+            reader.fault(key_path(where, key), "is each backend's own")
+    shared = {key: value for key, value in table.items() if key not in ("id", "url")}
+    return reader.fields(BackendConfig, shared, where, BackendConfig(id="", url=""))
+
+
+def _state_path(reader: Reader, where: str, path: str) -> str:
+    return absolute_path(reader, path)
+
+
+class DiscoveryConfig(Struct, frozen=True):
+    """Where backends are learnt from while the gateway runs, and what is thought of that word.
+
+    :param allow: hosts that what is found may be at (`llmgw.core.allowed`).
+    :param hold_down_s: what vanishes is kept for so long; 0 lets it go at once.
+    :param mass_hold_s: and for so long if more than half vanishes at a time.
+    :param state_file: absolute; keeps the last set for the next start.
+    :param defaults: attributes of :class:`BackendConfig` for what an entry leaves out.
+    """
+
+    rest: ClassVar[str] = "options"
+    not_keys: ClassVar[tuple[str, ...]] = ("options",)
+
+    plugin: Annotated[str, Rule(filled=True)]
+    allow: tuple[Annotated[str, Rule(convert=allowed_place)], ...] = DEFAULT
+    hold_down_s: Annotated[float, Rule(least=0, most=3600)] = 5.0
+    mass_hold_s: Annotated[float, Rule(least=0, most=86_400)] = 60.0
+    state_file: Annotated[str | None, Rule(filled=True, convert=_state_path)] = None
+    defaults: Annotated[dict, Rule(convert=_backend_defaults)] = field(default_factory=dict)  # type: ignore[type-arg]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ModelConfig(Struct, frozen=True):
@@ -319,7 +356,7 @@ class Config(Struct, frozen=True, kw_only=True):
     rate_limiter: PluginConfig = PluginConfig("local")
     rate_limits: tuple[Policy, ...] = ()
     store: StoreConfig = StoreConfig()
-    discovery: tuple[PluginConfig, ...] = ()
+    discovery: tuple[DiscoveryConfig, ...] = ()
     backends: tuple[BackendConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()
     admission: Admission = Admission()

@@ -6,12 +6,12 @@ what was refused there stands as ``BAD`` in the config and is passed over here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from llmgw.config.files import absolute_path
 from llmgw.config.places import is_local_url, is_loopback_endpoint, with_backlog
 from llmgw.config.reader import BAD, Reader
 from llmgw.config.schema import BackendConfig, Config, StoreConfig
@@ -113,21 +113,24 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
             for description in config.listen
         ),
         models=_resolved_models(reader, config, called),
-        router=_with_paths(reader, config.router),
-        health=tuple(_with_paths(reader, table) for table in config.health),
-        rate_limiter=_with_paths(reader, config.rate_limiter),
-        discovery=tuple(_with_paths(reader, table) for table in config.discovery),
+        router=_with_paths(config.base_dir, config.router),
+        health=tuple(_with_paths(config.base_dir, table) for table in config.health),
+        rate_limiter=_with_paths(config.base_dir, config.rate_limiter),
+        discovery=tuple(_with_paths(config.base_dir, table) for table in config.discovery),
     )
 
 
-def _with_paths(reader: Reader, table: Any) -> Any:
-    """A plugin does not know where the file lies: options called ``…_file`` come to it as absolute paths."""
+def _with_paths(base_dir: str, table: Any) -> Any:
+    """A plugin does not know where the file lies: its options ``file`` and ``…_file`` come to it absolute.
+
+    :param base_dir: the file's folder; by now the reader's is that of the command line.
+    """
     if table is BAD:
         return table
     found = {
-        name: absolute_path(reader, value)
+        name: os.path.join(base_dir, value)
         for name, value in table.options.items()
-        if name.endswith("_file") and isinstance(value, str) and value
+        if (name == "file" or name.endswith("_file")) and isinstance(value, str) and value
     }
     return replace(table, options={**table.options, **found}) if found else table
 

@@ -21,6 +21,7 @@ from llmgw.builtins import (
     prefix_hash,
     prometheus_health,
     round_robin,
+    static_discovery,
     weighted_least_connections,
     weighted_round_robin,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "prefix_hash",
     "prometheus_health",
     "round_robin",
+    "static_discovery",
     "uvloop",
     "weighted_least_connections",
     "weighted_round_robin",

@@ -1,0 +1,1 @@
+"""Where backends are learnt from: one module a source, each a plugin."""

@@ -1,0 +1,73 @@
+"""What every built-in discovery tells of itself, and how it reads its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Struct
+from twisted.logger import Logger
+
+from llmgw.config.files import DISK
+from llmgw.config.reader import Reader
+from llmgw.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IReactorTime
+
+Update = Callable[[Sequence[Mapping[str, Any]]], None]
+Options = TypeVar("Options", bound=Struct)
+
+
+class Standing:
+    """Base of the built-in discoveries.
+
+    :ivar connected: in touch with the source now.
+    :ivar contact_s: its last answer, by the reactor's clock.
+    :ivar error: why not, in one line; ``""`` while all is well.
+    """
+
+    log = Logger()
+
+    def __init__(self, reactor: IReactorTime, called: str) -> None:
+        self.connected = False
+        self.contact_s: float | None = None
+        self.error = ""
+        self._reactor = reactor
+        self._called = called
+        self._update: Update | None = None
+
+    def heard(self) -> None:
+        """The source has answered."""
+        self.contact_s = self._reactor.seconds()
+        if self.error:
+            self.log.info("{source}: is there again", source=self._called)
+        self.connected, self.error = True, ""
+
+    def failed(self, why: str) -> None:
+        """The source did not answer, or with something unusable; told once until it changes."""
+        why = " ".join(why.split())[:300]
+        if why != self.error:
+            self.log.warn("{source}: {why}; the last set stays", source=self._called, why=why)
+        self.connected, self.error = False, why
+
+    def tell(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """The whole set, unless stopped."""
+        if self._update is not None:
+            self._update(entries)
+
+
+def read_options(kind: type[Options], options: Mapping[str, Any], check: Any = None) -> Options:
+    """``options`` as a ``kind``, whose annotations are rules as those of the configuration.
+
+    :param check: called with the reader and the struct; tells further faults to the reader.
+    :raise ConfigError: every fault.
+    """
+    reader = Reader("", DISK)
+    found = reader.struct(kind, dict(options), "")
+    if check is not None and not reader.faults:
+        check(reader, found)
+    if reader.faults:
+        raise ConfigError(reader.faults)
+    assert isinstance(found, kind)
+    return found
