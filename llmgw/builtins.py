@@ -103,11 +103,17 @@ from llmgw.discovery.static import StaticDiscoveryFactory  # noqa: E402
 from llmgw.health.http import HttpHealthFactory  # noqa: E402
 from llmgw.health.llamacpp import LlamaCppHealthFactory  # noqa: E402
 from llmgw.health.prometheus import PrometheusHealthFactory  # noqa: E402
+from llmgw.loading.command import CommandFactory  # noqa: E402
+from llmgw.loading.llamacpp_router import LlamaCppRouterFactory  # noqa: E402
+from llmgw.loading.ollama import OllamaFactory  # noqa: E402
 from llmgw.ratelimit.local import LocalRateLimiterFactory  # noqa: E402
 
 llamacpp_health = LlamaCppHealthFactory()
 http_health = HttpHealthFactory()
 prometheus_health = PrometheusHealthFactory()
+llamacpp_router_loader = LlamaCppRouterFactory()
+ollama_loader = OllamaFactory()
+command_loader = CommandFactory()
 local_limiter = LocalRateLimiterFactory()
 keys_checker = KeysCheckerFactory()
 static_discovery = StaticDiscoveryFactory()

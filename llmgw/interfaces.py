@@ -142,6 +142,17 @@ class IHealthTarget(Interface):
         :raise twisted.internet.defer.TimeoutError: ``timeout_s`` passed.
         """
 
+    def post(path: str, body: bytes, timeout_s: float) -> Deferred[tuple[int, bytes]]:
+        """As ``get``, sending ``body``, which is JSON; for model loaders."""
+
+    def watch(path: str, received: Callable[[bytes], None], connect_s: float) -> Deferred[int]:
+        """GET an answer without end, such as a stream of events, piece by piece.
+
+        :param connect_s: most time for the connection alone.
+        :return: fires with the status when the answer has ended; ``received`` is called
+            for a 200 only. Cancelling closes the connection. Errors as of ``get``.
+        """
+
 
 class IHealthSource(Interface):
     """Watches one backend and reports what it sees.
@@ -242,7 +253,25 @@ class IDiscoveryFactory(IFactory):
 
 
 class IModelLoader(Interface):
-    """Loads, unloads and lists models on one backend."""
+    """Loads, unloads and lists models on one backend.
+
+    The gateway decides what is loaded where; a loader only does it, never evicts
+    of its own will, and is asked for one load or unload at a time. Beside the
+    methods it may have, each with the meaning that it has when it is missing:
+
+    - ``capacity`` (``None``): models that the backend has in memory at a time at most.
+    - ``slots`` (empty): mapping of loaded model to its parallel sequences.
+    - ``sizes`` (empty): mapping of model to the bytes of memory it takes.
+    - ``starts_server`` (false): the backend need not be there before a load.
+    - ``busy(model)``: Deferred of the requests at work on a loaded model by the
+      backend's own word, or ``None``; asked before ``unload``, as other gateways
+      may use the backend too.
+    - ``start(changed)``: called once before anything is asked; ``changed()`` may then be
+      called whenever ``models`` would tell something new, which spares the wait for
+      the next look.
+    - ``stop()``: the backend is not ours any more; nothing may be left in the
+      reactor. May return a Deferred.
+    """
 
     def models() -> Deferred[Mapping[str, str]]:
         """:return: name to state: ``loaded``, ``loading``, ``unloaded``, ``failed``."""

@@ -207,6 +207,7 @@ class HealthReport(Struct, frozen=True):
     :param context_length: tokens per slot.
     :param kind: ``"llama-server"`` when it is certain to be one, else ``None``.
     :param detail: one short phrase for people.
+    :param role: ``"router"`` for a llama-server that loads models by name (router mode).
     """
 
     alive: bool
@@ -221,6 +222,7 @@ class HealthReport(Struct, frozen=True):
     context_length: int | None = None
     kind: str | None = None
     detail: str = ""
+    role: str | None = None
 
 
 class HealthChanged(Struct, frozen=True):

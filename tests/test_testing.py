@@ -41,7 +41,9 @@ CONTRACTS: dict[str, Callable[..., type]] = {
     "model-loader": testing.model_loader_contract,
 }
 
-OPTIONS: dict[tuple[str, str], dict[str, Any]] = {}
+OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("model-loader", "command"): {"command": ["true"], "models": {"m": "m.gguf"}}
+}
 """Options for plugins that cannot do without any."""
 
 ELSEWHERE: set[tuple[str, str]] = {

@@ -25,10 +25,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from llmgw.core.breaker import CLOSED, HALF_OPEN, OPEN, SLOW_START, BreakerRules
+from llmgw.core.breaker import BreakerRules
+from llmgw.core.hold import LOAD_S
 from llmgw.core.lease import Lease
-from llmgw.core.member import CHECK_S, NO_LIMIT, BackendSpec, Down, Member, Standing
+from llmgw.core.member import CHECK_S, NO_LIMIT, Down, Member, Standing
+from llmgw.core.picture import picture
 from llmgw.core.retry import retry_after
+from llmgw.core.spec import BackendSpec
+from llmgw.core.stock import Stock
 from llmgw.errors import (
     ContextLengthExceeded,
     GatewayError,
@@ -48,8 +52,6 @@ from llmgw.values import (
 
 __all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing"]
 
-WORST_FIRST = (OPEN, HALF_OPEN, SLOW_START, CLOSED)
-
 
 class _Pool(Struct):
     """The members of one model.
@@ -57,11 +59,15 @@ class _Pool(Struct):
     :param members: those that do not drain.
     :param widest: the largest window among them.
     :param known: the largest window, draining members included.
+    :param cold: some member that does not drain could load it, and has not.
+    :param slotted: some member knows how many slots the model has there.
     """
 
     members: tuple[Member, ...]
     widest: int
     known: int
+    cold: bool = False
+    slotted: bool = False
 
 
 class Fleet:
@@ -152,6 +158,21 @@ class Fleet:
         if self.freed is not None:
             self.freed(backend_id)
 
+    def stock(self, backend_id: str, stock: Stock | None, now_s: float) -> None:
+        """Take in which models a backend has, and which of them not in memory: requests
+        for these go nowhere until that changes. ``None``: nobody loads models there,
+        so whatever it serves it serves."""
+        member = self._members.get(backend_id)
+        if member is not None and member.stocked(stock, now_s):
+            self._changed(backend_id)
+
+    def revive(self, backend_id: str, now_s: float) -> None:
+        """The backend was just started, and has answered."""
+        member = self._members.get(backend_id)
+        if member is not None:
+            member.revived(now_s)
+            self._changed(backend_id)
+
     # --- what is served -----------------------------------------------------------
 
     def models(self, now_s: float) -> dict[str, tuple[str, ...]]:
@@ -171,6 +192,21 @@ class Fleet:
     def serves(self, model: str) -> bool:
         """Some backend has the model, or has not told yet what it has."""
         return model in self._pools or self._any_name is not None
+
+    def cold(self, model: str) -> bool:
+        """Some backend could load ``model``, and has not."""
+        pool = self._pools.get(model)
+        return pool is not None and pool.cold
+
+    def prospect(self, model: str, now_s: float) -> Standing | None:
+        """The best that any of its takers can say: ready (or full, or in a pause), or
+        loading; ``None`` when all are out, or there are none."""
+        pool = self._pools.get(model, self._any_name)
+        members = () if pool is None else pool.members
+        standings = [member.standing(model, now_s, len(members) == 1) for member in members]
+        if Standing.READY in standings or Standing.BUSY in standings:
+            return Standing.READY
+        return Standing.LOADING if Standing.LOADING in standings else None
 
     def takers(self, model: str) -> Sequence[Member]:
         """Those that take requests for ``model`` whenever they can: not drained, not removed."""
@@ -220,6 +256,8 @@ class Fleet:
             if not member.quiet:
                 takers = self._standing_ready(pool.members, model, now_s)
                 break
+        if pool.slotted:
+            takers = [member for member in takers if member.has_slot(model)]
         found = [
             member.backend
             for member in takers
@@ -230,7 +268,7 @@ class Fleet:
         if found:
             return found
         untried = [each for each in pool.members if each.window >= need and each.spec.id not in exclude]
-        raise self._nobody(model, untried, takers, len(pool.members) == 1, now_s)
+        raise self._nobody(model, untried, takers, pool, now_s)
 
     # --- who holds what -----------------------------------------------------------
 
@@ -246,6 +284,8 @@ class Fleet:
             )
         self.heard_s = now_s
         self._served = True
+        if member.stock is not None:
+            member.stock.used[request.model] = now_s
         observe = self.observe
         if observe is not None:
             observe(Started(request.id, backend_id, now_s))
@@ -268,7 +308,7 @@ class Fleet:
 
     def snapshot(self, now_s: float) -> list[dict[str, Any]]:
         """Everything about every member in plain values, for ``/api/state``."""
-        return [self._picture(member, now_s) for member in self._members.values()]
+        return [picture(self, member, now_s) for member in self._members.values()]
 
     # --- inside -------------------------------------------------------------------
 
@@ -286,7 +326,8 @@ class Fleet:
                 names.setdefault(name, []).append(member.spec.id)
         self._models = {name: tuple(ids) for name, ids in sorted(names.items())}
         self._pools = {
-            name: _pool([m for m in present if m.models is None or name in m.models]) for name in self._models
+            name: _pool([m for m in present if m.models is None or name in m.models], name)
+            for name in self._models
         }
         silent = [member for member in present if member.models is None]
         self._any_name = _pool(silent) if silent else None
@@ -315,9 +356,10 @@ class Fleet:
         return ModelNotFound(f"The model {model!r} does not exist.", param="model")
 
     def _nobody(
-        self, model: str, untried: list[Member], takers: Sequence[Member], alone: bool, now_s: float
+        self, model: str, untried: list[Member], takers: Sequence[Member], pool: _Pool, now_s: float
     ) -> GatewayError:
         """Why none of ``untried`` can be had, with the time until the first one might be."""
+        alone = len(pool.members) == 1
         free: list[float] = []
         loaded: list[float] = []
         back: list[float] = [CHECK_S]
@@ -336,53 +378,20 @@ class Fleet:
             what, text, wait_s = Overloaded, f"All backends of model {model!r} are busy.", min(free)
         elif loaded:
             what, text, wait_s = ModelLoading, f"The model {model!r} is being loaded.", min(loaded)
+        elif pool.cold:
+            what, text, wait_s = ModelLoading, f"The model {model!r} is not loaded.", LOAD_S
         else:
             what, text, wait_s = NoBackend, f"No backend of model {model!r} can be reached now.", min(back)
         return what(text, retry_after_s=retry_after(wait_s, self._dice))
 
-    def _picture(self, member: Member, now_s: float) -> dict[str, Any]:
-        spec, view, models = member.spec, member.profile.view, member.models
-        states = {name: breaker.current(now_s) for name, breaker in member.breakers.items()}
-        standings = [member.standing(name, now_s, self.room(member, name)[0]) for name in models or ("",)]
-        standing = Standing.READY if Standing.READY in standings else standings[0]
-        overall = next(each for each in WORST_FIRST if each in states.values() or each is CLOSED)
-        available = standing is Standing.READY and not member.draining and not member.removed
-        return {
-            "id": spec.id,
-            "url": spec.url,
-            "models": None if models is None else list(models),
-            "in_flight": view.in_flight,
-            "cap": member.cap,
-            "slots": member.backend.slots,
-            "busy_slots": view.busy_slots,
-            "deferred": view.deferred,
-            "kv_use": view.kv_use,
-            "gpu_use": view.gpu_use,
-            "ttft_s": view.ttft_s,
-            "ttft_samples": view.ttft_samples,
-            "token_rate": view.token_rate,
-            "prefill_rate": view.prefill_rate,
-            "failure_streak": view.failure_streak,
-            "breaker": overall.value,
-            "breakers": {name: state.value for name, state in states.items()},
-            "standing": standing.value,
-            "available": available,
-            "warmth": view.warmth,
-            "draining": member.draining,
-            "removed": member.removed,
-            "loading": standing is Standing.LOADING,
-            "kind": member.kind,
-            "context_length": member.backend.context_length,
-            "weight": spec.weight,
-            "labels": dict(spec.labels),
-            "detail": "" if member.health is None else member.health.detail,
-        }
 
-
-def _pool(members: list[Member]) -> _Pool:
-    takers = tuple(member for member in members if not member.draining)
+def _pool(members: list[Member], name: str = "") -> _Pool:
+    present = [member for member in members if not member.draining]
+    takers = tuple(member for member in present if not member.is_cold(name))
     return _Pool(
         takers,
         max((member.window for member in takers), default=NO_LIMIT),
         max(member.window for member in members),
+        cold=len(takers) < len(present),
+        slotted=any(member.stock is not None and name in member.stock.slots for member in takers),
     )

@@ -18,19 +18,19 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Mapping
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-
 from llmgw.core.breaker import CLOSED, HALF_OPEN, OPEN, Breaker, BreakerRules, ramp
+from llmgw.core.hold import LOAD_S
 from llmgw.core.profile import LiveProfile
+from llmgw.core.spec import BackendSpec
 from llmgw.values import Backend, HealthReport
 
 if TYPE_CHECKING:
     from llmgw.core.lease import Lease
+    from llmgw.core.stock import Stock
 
 DEFAULT_CAP = 64
 """Requests in flight to a backend that neither config nor report sets a number for."""
@@ -50,31 +50,8 @@ MOVING_S = 15.0
 HEARSAY_S = 5.0
 """How long a request's answer "still loading" is believed without a report."""
 
-LOAD_S = 15.0
-"""How long a load is thought to take before one was seen."""
-
 CHECK_S = 5.0
 """When to ask again for what only a health check can bring back."""
-
-
-class BackendSpec(Struct, frozen=True):
-    """One backend as configured or discovered.
-
-    :param url: base URL; a changed one means another server, whose profile starts anew.
-    :param models: names it serves, ``None`` to go by its reports.
-    :param max_connections: cap on requests in flight, ``None`` for its slot count.
-    :param context_length: tokens per slot, ``None`` to go by its reports.
-    :param extra: anything the owner wants to find again; not looked at.
-    """
-
-    id: str
-    url: str
-    weight: float = 1.0
-    models: tuple[str, ...] | None = None
-    max_connections: int | None = None
-    context_length: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    extra: object = None
 
 
 class Standing(enum.Enum):
@@ -139,7 +116,9 @@ class Member:
         "profile",
         "quiet",
         "removed",
+        "role",
         "spec",
+        "stock",
         "view",
         "window",
     )
@@ -169,14 +148,21 @@ class Member:
         self._models: tuple[str, ...] | None = None
         self._slots: int | None = None
         self._context: int | None = None
+        self.role: str | None = None
+        self.stock: Stock | None = None
         self.configure(spec)
 
     # --- what is known ------------------------------------------------------------
 
     @property
     def models(self) -> tuple[str, ...] | None:
-        """Names it serves, ``None`` while not known. Configured ones win."""
-        return self._models if self.spec.models is None else self.spec.models
+        """Names it serves, ``None`` while not known. Configured ones win; those that it
+        could load count too."""
+        if self.spec.models is not None:
+            return self.spec.models
+        if self.stock is None:
+            return self._models
+        return tuple(dict.fromkeys((*(self._models or ()), *self.stock.names)))
 
     def configure(self, spec: BackendSpec) -> None:
         """Take over settings, keeping what was learnt."""
@@ -198,6 +184,19 @@ class Member:
         self._named = models is not None
         if models is not None:
             self.breakers = {name: kept for name, kept in self.breakers.items() if name in models}
+
+    def busy_with(self, model: str) -> int:
+        """Requests of this gateway at work on ``model`` there."""
+        return sum(lease.request.model == model for lease in self.leases)
+
+    def has_slot(self, model: str) -> bool:
+        """Whether the model's own slots, where they are known, leave room for one more."""
+        slots = None if self.stock is None else self.stock.slots.get(model)
+        return slots is None or self.busy_with(model) < slots
+
+    def is_cold(self, model: str) -> bool:
+        """It could load ``model``, and has not."""
+        return self.stock is not None and model in self.stock.cold
 
     def breaker(self, model: str) -> Breaker:
         """The breaker for ``model``, made at first use.
@@ -291,6 +290,26 @@ class Member:
         self.profile.failed(now_s)
         self._refused = refused
 
+    def stocked(self, stock: Stock | None, now_s: float) -> bool:
+        """Take in what it has and has not in memory. :return: something changed."""
+        old, self.stock = self.stock, stock
+        if stock is not None:
+            stock.follow(old, now_s)
+        if old is stock or (stock is not None and stock.says(old)):
+            return False
+        self.configure(self.spec)
+        return True
+
+    def revived(self, now_s: float) -> None:
+        """It was just started, and has answered."""
+        self._falls = self._rises = 0
+        self._refused = False
+        self._loading_since_s = None
+        self.loading_until_s = -inf
+        if self.down is not None:
+            self.down = None
+            self.cool(now_s)
+
     def report(self, report: HealthReport, now_s: float) -> bool:
         """Take in what a health source saw.
 
@@ -309,6 +328,7 @@ class Member:
             self._context if report.context_length is None else report.context_length,
         )
         self.kind = report.kind or self.kind
+        self.role = report.role if report.kind else self.role
         if told != (self._models, self._slots, self._context):
             self._models, self._slots, self._context = told
             self.configure(self.spec)

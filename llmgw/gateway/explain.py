@@ -87,6 +87,8 @@ def _why_out(member: dict[str, Any], model: str) -> str:
         return "does not serve the model"
     if member.get("draining"):
         return "draining"
+    if model in (member.get("cold") or ()):
+        return "the model is not loaded there"
     if member.get("cap") is not None and member["in_flight"] >= member["cap"]:
         return "at its cap"
     return str(member.get("standing") or "not available")

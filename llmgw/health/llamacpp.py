@@ -143,7 +143,13 @@ class LlamaCppHealth(Looks):
             self._looks_to_facts = self._facts_every - 1
 
     def _facts_of(self, status: int, raw: bytes) -> dict[str, Any]:
-        facts: dict[str, Any] = {"kind": None, "slots": None, "context_length": None, "detail": "ok"}
+        facts: dict[str, Any] = {
+            "kind": None,
+            "slots": None,
+            "context_length": None,
+            "detail": "ok",
+            "role": None,
+        }
         if status in (401, 403):
             facts["detail"] = f"ok, but {status} from /props: it wants another api_key_file"
         try:
@@ -153,6 +159,7 @@ class LlamaCppHealth(Looks):
         slots = positive(props.total_slots)
         if slots is not None or props.role == "router":
             facts["kind"] = "llama-server"
+            facts["role"] = "router" if props.role == "router" else None
             facts["slots"] = slots
             settings = props.default_generation_settings
             facts["context_length"] = None if settings is None else positive(settings.n_ctx)

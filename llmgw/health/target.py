@@ -11,6 +11,7 @@ error says who is at fault, see :meth:`Target.get`.
 from __future__ import annotations
 
 import errno
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
@@ -18,20 +19,20 @@ import treq
 from OpenSSL import SSL
 from service_identity import CertificateError, VerificationError
 from twisted.internet import error
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, HTTPConnectionPool, ResponseFailed
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgentEndpointFactory
+from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
 from zope.interface import implementer
 
 from llmgw.interfaces import IHealthTarget
 from llmgw.wire.pool import endpoint_for, tls_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 
@@ -78,29 +79,56 @@ class Target:
         :raise OSError: this machine has no descriptor or port left.
         """
 
+        return self._bounded(path, timeout_s, self._ask(b"GET", path, None, timeout_s))
+
+    def post(self, path: str, body: bytes, timeout_s: float) -> Deferred[tuple[int, bytes]]:
+        """As :meth:`get`, with a JSON ``body`` to send; see :class:`llmgw.interfaces.IHealthTarget`."""
+        return self._bounded(path, timeout_s, self._ask(b"POST", path, body, timeout_s))
+
+    def watch(self, path: str, received: Callable[[bytes], None], connect_s: float) -> Deferred[int]:
+        """GET something without end; see :class:`llmgw.interfaces.IHealthTarget`."""
+        return Deferred.fromCoroutine(self._ask(b"GET", path, None, connect_s, received)).addCallback(
+            lambda answer: answer[0]
+        )
+
+    def _bounded(self, path: str, timeout_s: float, asking: Any) -> Deferred[tuple[int, bytes]]:
         def too_late(outcome: Any, timeout_s: float) -> Any:
             # The timer has cancelled the question, which fails in one way or another.
             if isinstance(outcome, Failure):
                 raise TimeoutError(f"no answer from {path} in {timeout_s:g} s")
             return outcome
 
-        asking = Deferred.fromCoroutine(self._get(path, timeout_s))
-        return asking.addTimeout(timeout_s, self._reactor, onTimeoutCancel=too_late)
+        question: Deferred[tuple[int, bytes]] = Deferred.fromCoroutine(asking)
+        return question.addTimeout(timeout_s, self._reactor, onTimeoutCancel=too_late)
 
-    async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+    async def _ask(
+        self,
+        method: bytes,
+        path: str,
+        sent: bytes | None,
+        timeout_s: float,
+        received: Callable[[bytes], None] | None = None,
+    ) -> tuple[int, bytes]:
         endpoint = endpoint_for(
             self._reactor, self._scheme, self._host, self._port, connect_s=timeout_s, tls=self._tls
         )
-        line = _Line(endpoint)
+        line = _Line(endpoint, endless=received is not None)
         agent = Agent.usingEndpointFactory(
             self._reactor, line, pool=HTTPConnectionPool(self._reactor, persistent=False)
         )
         headers = Headers({"user-agent": ["llmgw"]})
         for name, value in self.headers.items():
             headers.setRawHeaders(name, [value])
+        producer = None
+        if sent is not None:
+            headers.setRawHeaders("content-type", ["application/json"])
+            producer = _Body(sent)
         whole = False
         try:
-            response = await agent.request(b"GET", (self.url + path).encode("ascii"), headers)
+            response = await agent.request(method, (self.url + path).encode("ascii"), headers, producer)
+            if received is not None and response.code == 200:
+                await treq.collect(response, received)
+                return response.code, b""
             body = await treq.content(response)
             whole = True
             return response.code, body
@@ -111,12 +139,35 @@ class Target:
             line.end(whole)
 
 
+@implementer(IBodyProducer)
+class _Body:
+    """A short body, handed over in one piece."""
+
+    def __init__(self, data: bytes) -> None:
+        self.length = len(data)
+        self._data = data
+
+    def startProducing(self, consumer: Any) -> Deferred[None]:
+        consumer.write(self._data)
+        return succeed(None)
+
+    def pauseProducing(self) -> None:
+        pass
+
+    def resumeProducing(self) -> None:
+        pass
+
+    def stopProducing(self) -> None:
+        pass
+
+
 @implementer(IAgentEndpointFactory)
 class _Line:
     """Opens the one connection of a question, counts what comes, and closes it."""
 
-    def __init__(self, endpoint: IStreamClientEndpoint) -> None:
+    def __init__(self, endpoint: IStreamClientEndpoint, *, endless: bool) -> None:
         self._endpoint = endpoint
+        self._endless = endless
         self._wire: _Wire | None = None
 
     @property
@@ -140,11 +191,13 @@ class _Line:
 
     def _opened(self, wire: Any) -> IProtocol:
         self._wire = wire
+        if self._endless:
+            wire.left = inf
         return cast("IProtocol", wire.wrappedProtocol)
 
 
 class _Wire(ProtocolWrapper):
-    left = ANSWER_BYTES
+    left: float = ANSWER_BYTES
 
     def dataReceived(self, data: bytes) -> None:
         self.left -= len(data)

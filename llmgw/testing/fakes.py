@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
@@ -76,6 +76,7 @@ class FakeHealthTarget:
 
     :param answers: path to :data:`Answer`; a path not in it gives ``otherwise``.
     :ivar asked: ``(at_s, path)`` of every question, in order.
+    :ivar posted: path and body of what was sent.
     :ivar waiting: questions that have no answer yet.
     """
 
@@ -95,7 +96,8 @@ class FakeHealthTarget:
         self.answers: dict[str, Answer] = dict(answers or {})
         self.otherwise = otherwise
         self.asked: list[tuple[float, str]] = []
-        self.waiting: list[Deferred[tuple[int, bytes]]] = []
+        self.posted: list[tuple[str, bytes]] = []
+        self.waiting: list[Deferred[Any]] = []
         self._clock = clock
 
     def get(self, path: str, timeout_s: float) -> Deferred[tuple[int, bytes]]:
@@ -103,7 +105,28 @@ class FakeHealthTarget:
         assert path.startswith("/"), f"path {path!r} does not begin with /"
         assert timeout_s > 0, f"timeout_s is {timeout_s!r}"
         self.asked.append((self._clock.seconds(), path))
-        answer = self.answers.get(path, self.otherwise)
+        return self._answered(path, self.answers.get(path, self.otherwise), timeout_s)
+
+    def post(self, path: str, body: bytes, timeout_s: float) -> Deferred[tuple[int, bytes]]:
+        """As :meth:`get`, with the answer of ``"POST path"``."""
+        assert path.startswith("/"), f"path {path!r} does not begin with /"
+        self.asked.append((self._clock.seconds(), f"POST {path}"))
+        self.posted.append((path, body))
+        return self._answered(path, self.answers.get(f"POST {path}", self.otherwise), timeout_s)
+
+    def watch(self, path: str, received: Callable[[bytes], None], connect_s: float) -> Deferred[int]:
+        """The status of the path's answer; a 200's body as one piece, and then no end."""
+        self.asked.append((self._clock.seconds(), f"WATCH {path}"))
+        answer = self.answers.get(f"WATCH {path}", self.otherwise)
+        if not isinstance(answer, tuple) or answer[0] != 200:
+            asking: Deferred[Any] = self._answered(path, answer, connect_s)
+            return asking.addCallback(lambda told: told[0])
+        watching: Deferred[int] = Deferred(self._forget)
+        self.waiting.append(watching)
+        received(answer[1])
+        return watching
+
+    def _answered(self, path: str, answer: Answer, timeout_s: float) -> Deferred[tuple[int, bytes]]:
         result: Deferred[tuple[int, bytes]] = Deferred(self._forget)
         self.waiting.append(result)
         delay_s = timeout_s if answer is None else 0.0
@@ -134,6 +157,6 @@ class FakeHealthTarget:
         else:
             result.callback(answer)
 
-    def _forget(self, result: Deferred[tuple[int, bytes]]) -> None:
+    def _forget(self, result: Deferred[Any]) -> None:
         if result in self.waiting:
             self.waiting.remove(result)

@@ -432,6 +432,7 @@ def test_the_snapshot_tells_everything_in_plain_values() -> None:
         "removed": False,
         "loading": False,
         "kind": None,
+        "cold": None,
         "context_length": None,
         "weight": 4.0,
         "labels": {"zone": "a"},

@@ -497,3 +497,40 @@ async def test_a_source_that_is_hung_up_on_reports_it() -> None:
         report = await first
         source.stop()
     assert report == HealthReport(alive=False, detail="it closed the connection before its answer was whole")
+
+
+# --- what loaders ask -----------------------------------------------------------
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_body_is_sent_as_json() -> None:
+    async with serving(says(answer(b'{"success":true}'))) as (server, url):
+        assert await target(url).post("/models/load", b'{"model":"m"}', 5.0) == (200, b'{"success":true}')
+    (request,) = server.requests
+    assert request.startswith(b"POST /models/load HTTP/1.1\r\n")
+    assert b"content-type: application/json" in request.lower()
+    assert b"content-length: 13" in request.lower()
+    assert request.endswith(b'\r\n\r\n{"model":"m"}')
+
+
+@pytest_twisted.ensureDeferred
+async def test_an_answer_without_end_comes_piece_by_piece_and_can_be_left() -> None:
+    first: Deferred[bytes] = Deferred()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    async with serving(says(head + b"data: 1\n\n")) as (_, url):
+        watching = target(url).watch("/models/sse", first.callback, 5.0)
+        assert await first == b"data: 1\n\n"
+        assert not watching.called
+        watching.cancel()
+        assert isinstance(await fault_of(watching), CancelledError)
+
+
+@pytest_twisted.ensureDeferred
+async def test_the_end_of_what_is_watched_is_told_with_its_status() -> None:
+    pieces: list[bytes] = []
+    long = b"x" * (ANSWER_BYTES + 1)
+    async with serving(says(answer(long))) as (_, url):
+        assert await target(url).watch("/events", pieces.append, 5.0) == 200
+    assert b"".join(pieces) == long, "what is watched has no limit"
+    async with serving(says(answer(b"no", 404))) as (_, url):
+        assert await target(url).watch("/events", pieces.append, 5.0) == 404

@@ -10,12 +10,15 @@ from twisted.application.service import ServiceMaker
 
 from llmgw.builtins import (
     adaptive,
+    command_loader,
     expected_ttft,
     http_health,
     keys_checker,
     least_connections,
     llamacpp_health,
+    llamacpp_router_loader,
     local_limiter,
+    ollama_loader,
     peak_ewma,
     power_of_two,
     prefix_hash,
@@ -28,13 +31,16 @@ from llmgw.builtins import (
 
 __all__ = [
     "adaptive",
+    "command_loader",
     "expected_ttft",
     "gateway",
     "http_health",
     "keys_checker",
     "least_connections",
     "llamacpp_health",
+    "llamacpp_router_loader",
     "local_limiter",
+    "ollama_loader",
     "peak_ewma",
     "power_of_two",
     "prefix_hash",

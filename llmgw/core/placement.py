@@ -1,0 +1,202 @@
+"""Where a model is loaded, and what must go for it.
+
+What is asked of an instance, in this order:
+
+1. room for one more model, by count and by memory: the idlest such instance, then
+   the quickest, then the one with most left;
+2. else an idle model may go, the one that costs least to lose: a model's cost is
+   its load time, which fades while nobody asks for it;
+3. else an idle model that is too fresh to go will soon be old enough: wait;
+4. else a busy model is let run out: no new requests for it there, and it goes
+   when its last one has ended. It is never cut.
+
+A pinned model never goes, nor one that is being loaded, nor one within its
+minimum stay: without the last rule two models that share an instance would evict
+each other without serving anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from msgspec import Struct
+
+FADE_S = 60.0
+"""A model nobody has asked for so long costs half of its load time to lose."""
+
+LOOK_AGAIN_S = 1.0
+"""When to look again for what ends at no known time."""
+
+
+class Resident(Struct, frozen=True):
+    """A model that an instance has in memory.
+
+    :param busy: requests at work on it, whoever sent them.
+    :param used_s: last time somebody asked for it; ``since_s`` when it came.
+    :param load_s: what loading it there takes.
+    :param size: bytes of memory it takes, 0 if not known.
+    :param fixed: it may not go at all: pinned, or being loaded.
+    """
+
+    model: str
+    busy: int = 0
+    used_s: float = -inf
+    since_s: float = -inf
+    load_s: float = 0.0
+    size: int = 0
+    fixed: bool = False
+
+
+class Instance(Struct, frozen=True):
+    """A backend that has the wanted model, but not in memory.
+
+    :param most: models it may have in memory at a time, ``None`` for any number.
+    :param memory: bytes that all of them together may take, ``None`` for no limit.
+    :param in_flight: requests at work there, of all models.
+    :param load_s: what loading the wanted model there is expected to take.
+    :param not_before_s: the wanted model failed there, and is not tried before this.
+    :param changing: something is being loaded or unloaded there.
+    """
+
+    id: str
+    residents: tuple[Resident, ...] = ()
+    most: int | None = None
+    memory: int | None = None
+    in_flight: int = 0
+    load_s: float = 0.0
+    not_before_s: float = -inf
+    changing: bool = False
+
+
+class Place(Struct, frozen=True):
+    """Load it here.
+
+    :param victims: models that must go first.
+    :param drain: some of them are busy, and must run out before.
+    """
+
+    instance: str
+    victims: tuple[str, ...] = ()
+    drain: bool = False
+
+
+class Wait(Struct, frozen=True):
+    """Nowhere now. Look again at ``until_s``, or when something changed."""
+
+    until_s: float
+    why: str
+
+
+class Nowhere(Struct, frozen=True):
+    """No instance takes it: ``until_s`` is when the first pause after a failure ends,
+    ``inf`` if no time will help."""
+
+    until_s: float
+    why: str
+
+
+_Rank = tuple[float, ...]
+
+
+class _Offer(Struct, frozen=True):
+    rank: _Rank
+    place: Place
+
+
+def place(
+    size: int, instances: Sequence[Instance], now_s: float, min_stay_s: float
+) -> Place | Wait | Nowhere:
+    """Decide.
+
+    :param size: bytes that the wanted model takes, 0 if not known.
+    :param instances: those that could have it and are there; ties go to the first by id,
+        so that two gateways that see the same decide the same.
+    """
+    offers: list[_Offer] = []
+    idle_s: list[float] = []  # when an idle model is old enough to go
+    other_s: list[float] = []
+    paused_s: list[float] = []
+    for instance in sorted(instances, key=lambda each: each.id):
+        if instance.not_before_s > now_s:
+            paused_s.append(instance.not_before_s)
+        elif instance.changing:
+            other_s.append(now_s + LOOK_AGAIN_S)
+        else:
+            found = _offer(instance, size, now_s, min_stay_s)
+            if isinstance(found, _Offer):
+                offers.append(found)
+            elif found is not None:
+                until_s, idle = found
+                (idle_s if idle else other_s).append(until_s)
+    best = min(offers, key=lambda offer: offer.rank, default=None)
+    if best is not None and not (best.place.drain and idle_s):
+        return best.place
+    if idle_s or other_s:
+        return Wait(min(idle_s + other_s), "no instance has room yet")
+    if paused_s:
+        return Nowhere(min(paused_s), "loading it failed")
+    why = "no instance can make room for it" if instances else "no instance that has it can be reached"
+    return Nowhere(inf, why)
+
+
+def cost(resident: Resident, now_s: float) -> float:
+    """What losing it costs: seconds of load, fading while nobody asks."""
+    idle_s = max(0.0, now_s - max(resident.used_s, resident.since_s))
+    return max(resident.load_s, 0.001) / (1.0 + idle_s / FADE_S)
+
+
+def _offer(
+    instance: Instance, size: int, now_s: float, min_stay_s: float
+) -> _Offer | tuple[float, bool] | None:
+    """What ``instance`` offers; else from when on it might, and whether what must go is
+    idle; ``None`` if it never can while things are as they are."""
+    lacking = _lacking(instance, size)
+    if lacking == (0, 0):
+        rank: _Rank = (0.0, instance.in_flight, instance.load_s, *_less_left(instance))
+        return _Offer(rank, Place(instance.id))
+    old = [each for each in instance.residents if not each.fixed and now_s >= each.since_s + min_stay_s]
+    victims = _victims(old, lacking, now_s)
+    if victims is not None:
+        drain = any(each.busy for each in victims)
+        total = sum(cost(each, now_s) for each in victims)
+        rank = (2.0 if drain else 1.0, total, instance.in_flight, instance.load_s)
+        return _Offer(rank, Place(instance.id, tuple(each.model for each in victims), drain))
+    movable = [each for each in instance.residents if not each.fixed]
+    victims = _victims(movable, lacking, now_s)
+    if victims is not None:
+        until_s = max(each.since_s + min_stay_s for each in victims)
+        return until_s, not any(each.busy for each in victims)
+    return None
+
+
+def _lacking(instance: Instance, size: int) -> tuple[int, int]:
+    """Models and bytes that must go."""
+    models = 0 if instance.most is None else max(0, len(instance.residents) + 1 - instance.most)
+    if instance.memory is None:
+        return models, 0
+    taken = sum(each.size for each in instance.residents)
+    return models, max(0, taken + size - instance.memory)
+
+
+def _less_left(instance: Instance) -> tuple[float, float]:
+    """Low where much is left, by count and by memory."""
+    count = -inf if instance.most is None else len(instance.residents) - instance.most
+    if instance.memory is None:
+        return count, -inf
+    return count, sum(each.size for each in instance.residents) - instance.memory
+
+
+def _victims(residents: Sequence[Resident], lacking: tuple[int, int], now_s: float) -> list[Resident] | None:
+    """The cheapest that free enough, idle ones first; ``None`` if all together do not."""
+    models, size = lacking
+    gone: list[Resident] = []
+    for each in sorted(residents, key=lambda one: (one.busy > 0, cost(one, now_s), one.model)):
+        if models <= 0 and size <= 0:
+            break
+        if models <= 0 and each.size <= 0:
+            continue  # its going would free nothing that is lacking
+        gone.append(each)
+        models -= 1
+        size -= each.size
+    return None if models > 0 or size > 0 else gone

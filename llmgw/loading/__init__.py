@@ -1,0 +1,1 @@
+"""Model loaders: plugins that load and unload models on one backend."""
