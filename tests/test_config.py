@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -414,7 +415,7 @@ def test_a_url_is_refused_or_settled(text: str) -> None:
     except ValueError:
         return
     assert base_url(None, "", url) == url
-    assert not url.endswith(("/", "/v1"))
+    assert not urlsplit(url).path.endswith(("/", "/v1"))
 
 
 def test_ids_and_urls_are_unique_after_normalisation() -> None:

@@ -61,7 +61,7 @@ def test_provides_its_interfaces(house: House) -> None:
     verifyObject(ICallers, house.checker)
 
 
-@pytest.mark.parametrize(("secret", "key_id"), [(ADA, b"ada22222"), (IMPORTED, b"legacy")])
+@pytest.mark.parametrize(("secret", "key_id"), [(ADA, b"ada22222"), (IMPORTED, b"legacy")], ids=["made", "imported"])
 def test_a_known_key_gives_its_id_at_once(house: House, secret: str, key_id: bytes) -> None:
     assert house.who(secret) == key_id
 
@@ -71,9 +71,9 @@ def test_a_known_key_gives_its_id_at_once(house: House, secret: str, key_id: byt
     [
         "",
         "sk-wrong-123",
-        ADA[:-1],
-        ADA + " ",
-        ADA.upper(),
+        pytest.param(ADA[:-1], id="one short"),
+        pytest.param(ADA + " ", id="a blank more"),
+        pytest.param(ADA.upper(), id="upper case"),
         "x" * 30,
         "lgw_ada22222_",
         "\udc80",

@@ -168,7 +168,7 @@ def test_an_existing_secret_is_imported_and_not_shown(shell: Shell, where: str) 
         (b"x" * 30 + b"\nsecond line", "printable ASCII"),
         (b"\xff" * 30, "printable ASCII"),
         (b"x" * 5000, "longer than 4096"),
-        (new_key("k7m2p9xa").encode()[:-2], "checksum"),
+        pytest.param(new_key("k7m2p9xa").encode()[:-2], "checksum", id="two short"),
     ],
 )
 def test_a_secret_that_cannot_be_a_key_is_refused_unseen(shell: Shell, secret: bytes, part: str) -> None:
