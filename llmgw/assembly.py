@@ -17,10 +17,11 @@ from llmgw.config import is_loopback_endpoint
 from llmgw.core.body import BodyLimits
 from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.caller import Callers
+from llmgw.gateway.filtering import Filter, Filters
 from llmgw.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from llmgw.config import Config
 
@@ -101,6 +102,21 @@ def build_store(config: Config, limiter: Any, reactor: Any) -> Store | None:
 def build_router(config: Config) -> Any:
     """The configured router."""
     return plugins.build("router", config.router.plugin, config.router.options, where="router")
+
+
+def build_filters(config: Config, clock: Callable[[], float]) -> Filters:
+    """The configured request filters, in their order."""
+    return Filters(
+        [
+            Filter(
+                table.plugin,
+                plugins.build("filter", table.plugin, table.options, where=f"filters[{index}]"),
+                lenient=table.on_error == "pass",
+            )
+            for index, table in enumerate(config.filters)
+        ],
+        clock,
+    )
 
 
 def build_callers(config: Config) -> Callers:

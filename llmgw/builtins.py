@@ -100,6 +100,7 @@ prefix_hash = RouterFactory(
 
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
 from llmgw.discovery.static import StaticDiscoveryFactory  # noqa: E402
+from llmgw.filters.deny_pattern import DenyPatternFactory  # noqa: E402
 from llmgw.health.http import HttpHealthFactory  # noqa: E402
 from llmgw.health.llamacpp import LlamaCppHealthFactory  # noqa: E402
 from llmgw.health.prometheus import PrometheusHealthFactory  # noqa: E402
@@ -108,6 +109,7 @@ from llmgw.loading.llamacpp_router import LlamaCppRouterFactory  # noqa: E402
 from llmgw.loading.ollama import OllamaFactory  # noqa: E402
 from llmgw.ratelimit.local import LocalRateLimiterFactory  # noqa: E402
 
+deny_pattern = DenyPatternFactory()
 llamacpp_health = LlamaCppHealthFactory()
 http_health = HttpHealthFactory()
 prometheus_health = PrometheusHealthFactory()

@@ -78,6 +78,15 @@ class ModelNotAllowed(GatewayError):
     type = "permission_error"
 
 
+class RequestRefused(GatewayError):
+    """403: a request filter does not let it through."""
+
+    status = 403
+    code = "request_refused"
+    type = "permission_error"
+    should_retry = False
+
+
 class NotFound(GatewayError):
     """404: no such path."""
 
@@ -149,6 +158,15 @@ class UpstreamError(GatewayError):
     may_retry = True
 
 
+class ResponseTooLarge(GatewayError):
+    """502: the answer is larger than this key, or this model, may have."""
+
+    status = 502
+    code = "response_too_large"
+    type = "upstream_error"
+    should_retry = False
+
+
 class Overloaded(GatewayError):
     """503: every eligible backend is at its cap."""
 
@@ -180,6 +198,10 @@ class UpstreamTimeout(GatewayError):
     code = "upstream_timeout"
     type = "upstream_error"
     may_retry = True
+
+
+PLUGIN_FAULTS = (Exception, SystemExit)
+"""What a plugin may raise that must not end the gateway: ``sys.exit`` in some library included."""
 
 
 class ConfigFault(Exception):

@@ -104,6 +104,7 @@ class Operations:
             "llmgw_draining": ("1 while draining.", float(service.draining)),
             "llmgw_limiter_degraded": ("Requests that passed a late limiter.", gateway.limiter_degraded),
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
+            "llmgw_filter_faults": ("Times a request filter failed.", gateway.filters.faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
             "llmgw_store_up": ("1 while the shared store answers.", float(store is not None and store.up)),
         }

@@ -30,7 +30,15 @@ from twisted.cred.strcred import InvalidAuthArgumentString
 
 from llmgw.dropins import CREDENTIALS, KINDS, BrokenDropin, Found, one_line, owners_of, survey, unverified
 from llmgw.errors import ConfigError, ConfigFault, PluginError
-from llmgw.interfaces import IDiscovery, IHealthSource, IModelLoader, IOrderingRouter, IRateLimiter, IRouter
+from llmgw.interfaces import (
+    IDiscovery,
+    IHealthSource,
+    IModelLoader,
+    IOrderingRouter,
+    IRateLimiter,
+    IRequestFilter,
+    IRouter,
+)
 
 __all__ = [
     "CREDENTIALS",
@@ -49,6 +57,7 @@ __all__ = [
 PRODUCTS: Mapping[str, Any] = {
     "router": IRouter,
     "health": IHealthSource,
+    "filter": IRequestFilter,
     "rate-limiter": IRateLimiter,
     "discovery": IDiscovery,
     "model-loader": IModelLoader,

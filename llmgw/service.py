@@ -26,6 +26,7 @@ from llmgw.admin.site import AdminRoot, AdminSite
 from llmgw.assembly import (
     body_limits,
     build_callers,
+    build_filters,
     build_limiter,
     build_listeners,
     build_router,
@@ -124,6 +125,7 @@ class GatewayService(Service):
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
             metrics=self.metrics,
             access_log=AccessLog(config.log.access, reactor) if config.log.access else None,
+            filters=build_filters(config, clock),
             body_limits=body_limits(config),
             sweep=self.sweep,
             reactor=reactor,
@@ -317,6 +319,7 @@ class GatewayService(Service):
         if config.listen != old.listen:
             build_listeners("listen", config.listen, None, self.reactor)
         callers = build_callers(config)
+        filters = build_filters(config, self.clock)
         self.backends.verify(config)
         fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(old, key)]
         self.config = config
@@ -325,6 +328,8 @@ class GatewayService(Service):
         gateway.router = router
         self._let_router_observe()
         gateway.callers = callers
+        filters.faults = gateway.filters.faults
+        gateway.filters = filters
         gateway.body_limits = body_limits(config)
         self._configure_site()
         self.pressure.configure(config.overload)

@@ -13,8 +13,8 @@ seconds (never wall time), ``_tokens`` tokens, rates are tokens per second.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from msgspec import Struct, field
 
@@ -303,6 +303,64 @@ class Decision(Struct, frozen=True):
     tokens: LimitState | None = None
 
 
+class Caps(Struct, frozen=True):
+    """What requests of one key, or for one model, may ask. ``None``: nothing beyond ``[limits]``.
+
+    :param max_prompt_tokens: by estimate, before the backend has counted.
+    :param max_tokens: of output; requests that want more are cut down to it, the others refused.
+    :param max_n: choices.
+    :param max_stop: stop sequences.
+    :param max_tools: tools and functions.
+    :param max_logprobs: alternatives for each token; 0 allows no logprobs at all.
+    :param grammar: ``False``: no grammar, regular expression or JSON schema.
+    :param max_response_bytes: of an answer's body; a longer one is refused or broken off.
+    """
+
+    max_prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    max_n: int | None = None
+    max_stop: int | None = None
+    max_tools: int | None = None
+    max_logprobs: int | None = None
+    grammar: bool | None = None
+    max_response_bytes: int | None = None
+
+    @classmethod
+    def tightest(cls, caps: Iterable[Caps]) -> Caps | None:
+        """One that keeps all of them; ``None`` when nothing is capped."""
+        least: dict[str, Any] = {}
+        for each in caps:
+            for name in cls.__struct_fields__:
+                value = getattr(each, name)
+                if value is not None and (name not in least or value < least[name]):
+                    least[name] = value
+        return cls(**least) if least else None
+
+
+class Submission(Struct, frozen=True):
+    """What a request filter sees of a request: all that was sent, and what was understood of it.
+
+    :param id: the request id, as logged.
+    :param route: the path's template, such as ``/v1/chat/completions``.
+    :param model: the name the caller used.
+    :param target: the name that backends know it by.
+    :param body: as it came; JSON of one object unless ``content_type`` says otherwise.
+    :param content_type: ``application/json``, or ``multipart/form-data; boundary=…``.
+    :param prompt_tokens: an estimate.
+    :param max_tokens: the limit on output that will hold, ``None`` for none.
+    """
+
+    id: str
+    route: str
+    model: str
+    target: str
+    body: bytes
+    content_type: str = "application/json"
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+    streaming: bool = False
+
+
 class Caller(Struct, frozen=True):
     """Who is calling, and what they may do.
 
@@ -315,6 +373,7 @@ class Caller(Struct, frozen=True):
     :param loaded_only: never cause a model load.
     :param criticality: ``"sheddable"``, ``"standard"`` or ``"critical"``: who is
         refused first, and who last, when the gateway is overloaded.
+    :param caps: what it may ask for.
     """
 
     id: str
@@ -325,3 +384,4 @@ class Caller(Struct, frozen=True):
     interim: bool = False
     loaded_only: bool = False
     criticality: str = "standard"
+    caps: Caps | None = None

@@ -125,7 +125,12 @@ def test_the_example_with_everything_switched_on_loads() -> None:
     assert config.rate_limits == (
         Policy("limit-1", requests_per_minute=600, tokens_per_minute=200000, concurrent=32),
     )
-    assert config.models == (ModelConfig("gpt-4o-mini", "llama-3-8b", 2048),)
+    assert [(model.name, model.target, model.max_tokens) for model in config.models] == [
+        ("gpt-4o-mini", "llama-3-8b", 2048)
+    ]
+    assert [(each.plugin, each.options, each.on_error) for each in config.filters] == [
+        ("deny-pattern", {"words": ["forbidden"]}, "refuse")
+    ]
 
 
 def test_every_key_has_prose_above_it() -> None:

@@ -36,13 +36,15 @@ from llmgw.values import Choice, Decision, HealthReport
 CONTRACTS: dict[str, Callable[..., type]] = {
     "router": testing.router_contract,
     "health": testing.health_source_contract,
+    "filter": testing.request_filter_contract,
     "rate-limiter": testing.rate_limiter_contract,
     "discovery": testing.discovery_contract,
     "model-loader": testing.model_loader_contract,
 }
 
 OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
-    ("model-loader", "command"): {"command": ["true"], "models": {"m": "m.gguf"}}
+    ("model-loader", "command"): {"command": ["true"], "models": {"m": "m.gguf"}},
+    ("filter", "deny-pattern"): {"words": ["forbidden"], "patterns": [r"\bdeep\b", r"(a\s)+x"]},
 }
 """Options for plugins that cannot do without any."""
 

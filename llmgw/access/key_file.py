@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.private_files import read_private
-from llmgw.values import Caller, Policy
+from llmgw.values import Caller, Caps, Policy
 
 LEAST_PEPPER_BYTES = 16
 
@@ -37,7 +37,18 @@ _FLAGS = ("show_backend", "show_decision", "interim", "loaded_only")
 _RATES = ("requests_per_minute", "tokens_per_minute")
 _TIMES = ("expires", "created", "revoked")
 CRITICALITIES = ("sheddable", "standard", "critical")
-_FIELDS = frozenset(("name", "hash", "models", "concurrent", "criticality", *_RATES, *_TIMES, *_FLAGS))
+_COUNTS = {
+    "concurrent": 1,
+    "max_prompt_tokens": 1,
+    "max_tokens": 1,
+    "max_n": 1,
+    "max_stop": 0,
+    "max_tools": 0,
+    "max_logprobs": 0,
+    "max_response_bytes": 1,
+}
+"""Whole numbers, and the least that each may be."""
+_FIELDS = frozenset(("name", "hash", "models", "criticality", "grammar", *_COUNTS, *_RATES, *_TIMES, *_FLAGS))
 
 
 class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -45,6 +56,7 @@ class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
 
     :param hash: ``sha256:…`` or, under a pepper, ``hmac-sha256:…``, in hex.
     :param models: names it may use; ``None`` = all.
+    :param max_prompt_tokens: and those after it: see :class:`~llmgw.values.Caps`.
     :param criticality: one of :data:`CRITICALITIES`; ``None`` is ``standard``.
     """
 
@@ -55,6 +67,14 @@ class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     concurrent: int | None = None
+    max_prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    max_n: int | None = None
+    max_stop: int | None = None
+    max_tools: int | None = None
+    max_logprobs: int | None = None
+    grammar: bool | None = None
+    max_response_bytes: int | None = None
     expires: datetime | None = None
     show_backend: bool = False
     show_decision: bool = False
@@ -97,6 +117,7 @@ class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
             interim=self.interim,
             loaded_only=self.loaded_only,
             criticality=self.criticality or "standard",
+            caps=Caps.tightest([Caps(**{name: getattr(self, name) for name in Caps.__struct_fields__})]),
         )
 
 
@@ -243,16 +264,17 @@ def _parse_fields(where: str, table: Mapping[str, Any], faults: list[ConfigFault
             keep(name, tuple(value) if good else None, good and bool(value), rule)
         elif name in _RATES:
             keep(name, value, number and value > 0, "must be a number above 0; leave it out for no limit")
-        elif name == "concurrent":
-            good = number and isinstance(value, int) and value >= 1
-            keep(name, value, good, "must be a whole number of 1 or more; leave it out for no limit")
+        elif name in _COUNTS:
+            least = _COUNTS[name]
+            good = number and isinstance(value, int) and value >= least
+            keep(name, value, good, f"must be a whole number of {least} or more; leave it out for no limit")
         elif name == "criticality":
             keep(name, value, value in CRITICALITIES, f"must be one of {', '.join(CRITICALITIES)}")
         elif name in _TIMES:
             moment = _moment(value)
             rule = "must be a time with its offset, such as 2027-01-31T12:00:00Z (RFC 3339)"
             keep(name, moment, moment is not None, rule)
-        elif name in _FLAGS:
+        elif name in _FLAGS or name == "grammar":
             keep(name, value, isinstance(value, bool), "must be true or false")
         else:
             faults.append(ConfigFault(f"{where}.{_short(name)}", "unknown key"))
@@ -277,14 +299,14 @@ def _table(key: Key) -> str:
     lines = [f"[keys.{key.id}]"]
     for name in key.__struct_fields__[1:]:
         value = getattr(key, name)
-        if value is not None and value is not False:
+        if value is not None and (value is not False or name == "grammar"):
             lines.append(f"{name} = {_written(value)}")
     return "\n".join(lines) + "\n"
 
 
 def _written(value: Any) -> str:
-    if value is True:
-        return "true"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, tuple):

@@ -93,6 +93,16 @@ def keys() -> None:
 @click.option("--show-backend", is_flag=True, help="Answers carry x-llmgw-backend.")
 @click.option("--show-decision", is_flag=True, help="Answers carry x-llmgw-decision.")
 @click.option("--interim", is_flag=True, help="May be sent 102 Processing while it waits.")
+@click.option("--max-prompt-tokens", type=click.IntRange(min=1), metavar="N", help="Of one request.")
+@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Of output of one request.")
+@click.option("--max-n", type=click.IntRange(min=1), metavar="N", help="Choices of one request.")
+@click.option("--max-stop", type=click.IntRange(min=0), metavar="N", help="Stop sequences of one request.")
+@click.option("--max-tools", type=click.IntRange(min=0), metavar="N", help="Tools of one request.")
+@click.option("--max-logprobs", type=click.IntRange(min=0), metavar="N", help="0 allows none.")
+@click.option("--max-response-bytes", type=click.IntRange(min=1), metavar="N", help="Of one answer.")
+@click.option(
+    "--no-grammar", "grammar", flag_value=False, default=None, help="No grammars and no JSON schemas."
+)
 @click.option(
     "--criticality",
     type=click.Choice(key_file.CRITICALITIES),

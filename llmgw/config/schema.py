@@ -23,10 +23,11 @@ from llmgw.config.places import allowed_place, base_url, listener, network, orig
 from llmgw.config.reader import Reader, Rule
 from llmgw.config.words import key_path
 from llmgw.core.allowed import DEFAULT
-from llmgw.values import Policy, Secret
+from llmgw.values import Caps, Policy, Secret
 
 Seconds = Annotated[float, Rule(above=0, most=604_800)]
 Count = Annotated[int, Rule(least=1, most=1_000_000_000)]
+CountOrNone = Annotated[int, Rule(least=0, most=1_000_000_000)]
 Size = Annotated[int, Rule(least=256, most=1 << 40)]
 Share = Annotated[float, Rule(least=0, most=1)]
 Tokens = Annotated[int, Rule(least=1, most=1_000_000_000)]
@@ -44,6 +45,12 @@ class PluginConfig(Struct, frozen=True):
 
     plugin: Annotated[str, Rule(filled=True)]
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FilterConfig(PluginConfig, frozen=True):
+    """A request filter. :param on_error: what becomes of a request when the filter fails."""
+
+    on_error: Literal["refuse", "pass"] = "refuse"
 
 
 class BackendTls(Struct, frozen=True):
@@ -133,6 +140,18 @@ class ModelConfig(Struct, frozen=True):
     name: ModelName
     target: Annotated[str, Rule(filled=True)] = ""
     max_tokens: Tokens | None = None
+    max_prompt_tokens: Tokens | None = None
+    max_n: Count | None = None
+    max_stop: CountOrNone | None = None
+    max_tools: CountOrNone | None = None
+    max_logprobs: CountOrNone | None = None
+    grammar: bool | None = None
+    max_response_bytes: Size | None = None
+
+    @property
+    def caps(self) -> Caps:
+        """What requests for it may ask."""
+        return Caps(**{name: getattr(self, name) for name in Caps.__struct_fields__})
 
 
 class Timeouts(Struct, frozen=True):
@@ -353,6 +372,7 @@ class Config(Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Rule(least=1, most=1024)] = 1
     router: PluginConfig = PluginConfig("adaptive")
     health: tuple[PluginConfig, ...] = (PluginConfig("llamacpp"),)
+    filters: tuple[FilterConfig, ...] = ()
     rate_limiter: PluginConfig = PluginConfig("local")
     rate_limits: tuple[Policy, ...] = ()
     store: StoreConfig = StoreConfig()

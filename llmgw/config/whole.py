@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from llmgw.config.places import is_local_url, is_loopback_endpoint, with_backlog
 from llmgw.config.reader import BAD, Reader
 from llmgw.config.schema import BackendConfig, Config, StoreConfig
 from llmgw.config.words import key_path, shown
 from llmgw.store.address import Address, parse_address
+from llmgw.values import Caps
 
 
 def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
@@ -201,10 +202,6 @@ def _resolved_models(reader: Reader, config: Config, called: Callable[[str], str
                 " an alias would hide it",
             )
         resolved.append(
-            replace(
-                model,
-                target=target,
-                max_tokens=min((each.max_tokens for each in chain if each.max_tokens), default=None),
-            )
+            replace(model, target=target, **asdict(Caps.tightest(each.caps for each in chain) or Caps()))
         )
     return tuple(resolved)

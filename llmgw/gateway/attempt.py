@@ -36,7 +36,7 @@ from llmgw.gateway.backend_http import (
     seconds_of,
 )
 from llmgw.values import Choice, Request, Usage
-from llmgw.wire.relay import Assembly, Relay
+from llmgw.wire.relay import Assembly, CappedRelay, Relay
 from llmgw.wire.upstream import UpstreamFault
 
 if TYPE_CHECKING:
@@ -133,6 +133,11 @@ class Attempt:
         except CancelledError:
             lease.finish(gateway.clock(), ok=True, reason="client_gone")
             raise
+        most = self.outgoing.response_bytes
+        if most is not None and (head.content_length or 0) > most:
+            connection.abort()
+            lease.finish(gateway.clock(), ok=True, reason="response_limit")
+            return Failed(error_of(UpstreamFault("response_limit"), self.request.model))
         meter = Meter(self.outgoing.route.dialect)
         readable = assembled or not is_coded(head)
         meter.begin(head.status, head.get(b"content-type") if readable else None, gateway.clock())
@@ -157,7 +162,8 @@ class Attempt:
             None if strip else head.content_length,
             streamed=streamed or meter.kind == "ndjson",
         )
-        relay = Relay(
+        most = self.outgoing.response_bytes
+        relay = (Relay if most is None else CappedRelay)(
             self.incoming,
             connection,
             meter,
@@ -168,6 +174,8 @@ class Attempt:
             heartbeat_s=gateway.config.timeouts.heartbeat_s if streamed else 0.0,
             sweep=gateway.sweep,
         )
+        if most is not None and isinstance(relay, CappedRelay):
+            relay.limit_bytes = most
         connection.deliver(relay)
         try:
             fault = await relay.done
@@ -224,7 +232,11 @@ class Attempt:
             )
         else:
             self._finish_lease(meter, ok=True, reason="done")
-            self.answering.answer_json(200, headers, assembler.result())
+            body = assembler.result()
+            most = self.outgoing.response_bytes
+            if most is not None and len(body) > most:
+                return Failed(error_of(UpstreamFault("response_limit"), self.request.model))
+            self.answering.answer_json(200, headers, body)
         return None
 
     def _refused(self, head: ResponseHead, body: bytes) -> Failed:
@@ -274,6 +286,8 @@ class Attempt:
         lease = self.lease
         if fault.reason == "local":
             return True, "dropped"
+        if fault.reason == "response_limit":
+            return True, "response_limit"
         if fault.reason == "timeout_total" and (
             lease.ttft_s is not None or self.until_s - lease.started_s < SHORT_DEADLINE_S
         ):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llmgw import __version__
-from llmgw.errors import GatewayError, UpstreamError, UpstreamTimeout
+from llmgw.errors import GatewayError, ResponseTooLarge, UpstreamError, UpstreamTimeout
 from llmgw.wire.incoming import header_lines
 from llmgw.wire.relay import Collected
 from llmgw.wire.upstream import UpstreamFault
@@ -187,6 +187,8 @@ def error_of(fault: UpstreamFault, model: str) -> GatewayError:
     reason = fault.reason
     if reason.startswith("timeout") and reason != "timeout_connect":
         return UpstreamTimeout(f"the backend of {model!r} did not answer in time ({reason})")
+    if reason == "response_limit":
+        return ResponseTooLarge(f"the answer of {model!r} is larger than this key or model may have")
     if reason == "framing":
         return UpstreamError(f"the backend of {model!r} sent a malformed response: {fault.detail}")
     return UpstreamError(f"the backend of {model!r} could not be used ({reason})")

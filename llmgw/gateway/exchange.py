@@ -41,7 +41,7 @@ from llmgw.gateway.attempt import Attempt, Failed
 from llmgw.gateway.backend_http import passed_headers, seconds_of
 from llmgw.gateway.outgoing import Outgoing
 from llmgw.gateway.routes import OLLAMA, Route, find
-from llmgw.values import Caller, Choice, Cost, Request
+from llmgw.values import Caller, Caps, Choice, Cost, Request
 from llmgw.wire.later import Later
 
 if TYPE_CHECKING:
@@ -196,9 +196,15 @@ class Exchange:
         account.target = target
         outgoing.target = target
         max_tokens = parsed.max_tokens
-        if rule is not None and rule.max_tokens is not None:
-            max_tokens = outgoing.clamp(rule.max_tokens)
         account.prompt_estimate = estimate_tokens(parsed)
+        if caller.caps is not None or name in gateway.caps:
+            caps = Caps.tightest(each for each in (caller.caps, gateway.caps.get(name)) if each is not None)
+            if caps is not None:
+                max_tokens = outgoing.cap(caps, account.prompt_estimate)
+        if gateway.filters:
+            gateway.filters.check(
+                outgoing.submission(self.request_id, account.prompt_estimate, max_tokens), caller
+            )
         return Request(
             id=self.request_id,
             model=target,

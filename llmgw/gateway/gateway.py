@@ -14,7 +14,7 @@ from llmgw.errors import GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange, new_request_id
 from llmgw.gateway.waiting import WaitingRoom
-from llmgw.values import Backend, Choice, Usage
+from llmgw.values import Backend, Caps, Choice, Usage
 from llmgw.wire.later import Task
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from llmgw.gateway.access_log import AccessLog
     from llmgw.gateway.backend_http import Outbound
     from llmgw.gateway.caller import Callers
+    from llmgw.gateway.filtering import Filters
     from llmgw.values import Event, Policy, Request
     from llmgw.wire.incoming import Headers, Incoming
     from llmgw.wire.pool import Pool
@@ -88,6 +89,7 @@ class Gateway:
 
     :ivar upstreams: by backend id.
     :ivar aliases: model rules by the name clients use.
+    :ivar caps: what requests for a model may ask, by the name clients use.
     :ivar per_key: requests at work by key id.
     :ivar in_flight: requests at work.
     :ivar overload: what is no longer done; set by the process's beat.
@@ -107,6 +109,7 @@ class Gateway:
         budget: RetryBudget,
         metrics: IMetrics,
         access_log: AccessLog | None,
+        filters: Filters,
         body_limits: BodyLimits,
         sweep: Sweep,
         reactor: Any,
@@ -120,6 +123,7 @@ class Gateway:
         self.budget = budget
         self.metrics = metrics
         self.access_log = access_log
+        self.filters = filters
         self.body_limits = body_limits
         self.sweep = sweep
         self.clock = sweep.clock
@@ -144,6 +148,8 @@ class Gateway:
         self.policies: tuple[Policy, ...] = config.rate_limits
         self.counts_tokens = any(policy.tokens_per_minute for policy in config.rate_limits)
         self.aliases: Mapping[str, ModelConfig] = {model.name: model for model in config.models}
+        rules = {model.name: Caps.tightest([model.caps]) for model in config.models}
+        self.caps = {name: caps for name, caps in rules.items() if caps is not None}
         self.origins = frozenset(config.cors.origins)
 
     # --- called by the site ---

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmgw.core.body import clamp_output, splice
+from llmgw.core.caps import check_caps, clamp_options
 from llmgw.core.multipart import splice_multipart
 from llmgw.core.prompt import is_batch, prefix_of
 from llmgw.gateway.routes import OLLAMA
+from llmgw.values import Submission
 
 if TYPE_CHECKING:
     from llmgw.core.body import Ask
     from llmgw.gateway.routes import Route
+    from llmgw.values import Caps
 
 _PROMPTED = frozenset({"chat", "completion", "native", "messages", "responses"})
 """Dialects of the routes where a prompt is read and answered."""
@@ -19,13 +22,19 @@ _SLOTTED = frozenset(
     {"/chat/completions", "/v1/chat/completions", "/v1/completions", "/completion", "/completions"}
 )
 """Where llama-server was seen to obey ``id_slot``."""
-_LIMIT_KEYS = {"native": "n_predict", "responses": "max_output_tokens"}
+_LIMIT_KEYS = {
+    "native": ("n_predict",),
+    "responses": ("max_output_tokens",),
+    "chat": ("max_tokens", "max_completion_tokens"),
+}
+"""What limits the output by dialect, the one that is set when there is none first."""
 
 
 class Outgoing:
     """One request's body and what changes in it.
 
     :ivar target: the model name that backends know.
+    :ivar response_bytes: most bytes of body that the answer may have, ``None`` for any number.
     """
 
     def __init__(self, route: Route, body: bytes, content_type: bytes, ask: Ask) -> None:
@@ -33,15 +42,49 @@ class Outgoing:
         self.content_type = content_type
         self.ask = ask
         self.target = ask.model
+        self.response_bytes: int | None = None
         self._body = body
         self._changes: dict[str, object] = {}
         self._made: dict[tuple[bool, bool, int | None], bytes] = {}
 
-    def clamp(self, max_tokens: int) -> int:
-        """Limit the output, whether or not the client did. :return: the limit."""
-        key = _LIMIT_KEYS.get(self.route.dialect, "max_tokens")
-        self._changes.update(clamp_output(self.ask, max_tokens, key))
-        return max_tokens
+    def cap(self, caps: Caps, prompt_tokens: int) -> int | None:
+        """Hold the request to ``caps``; the output is limited, whether or not the client did.
+
+        :return: the limit of output tokens.
+        :raise InvalidRequest: it asks for what is not allowed.
+        """
+        route = self.route
+        is_json = route.body == "json"
+        check_caps(caps, self.ask, prompt_tokens, self._body if is_json else b"")
+        self.response_bytes = caps.max_response_bytes
+        most = caps.max_tokens
+        if most is None or not is_json or (route.dialect not in _PROMPTED and route.errors != OLLAMA):
+            return self.ask.max_tokens
+        if route.errors == OLLAMA:
+            self._changes.update(clamp_options(self._body, most))
+            return most
+        if self.ask.max_tokens is not None:
+            most = min(most, self.ask.max_tokens)
+        keys = _LIMIT_KEYS.get(route.dialect, ("max_tokens",))
+        self._changes.update(clamp_output(self.ask, most, keys[0]))
+        if not any(name in keys for name, _ in self.ask.output_limits):
+            # A limit under a name that this route does not obey is none.
+            self._changes[keys[0]] = most
+        return most
+
+    def submission(self, id: str, prompt_tokens: int, max_tokens: int | None) -> Submission:
+        """What request filters see."""
+        return Submission(
+            id=id,
+            route=self.route.path,
+            model=self.ask.model,
+            target=self.target,
+            body=self._body,
+            content_type=self.content_type.decode("latin-1"),
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            streaming=self.ask.stream,
+        )
 
     def prefix(self) -> tuple[int, ...]:
         """For ``Request.prefix``; empty where no prompt is read and answered."""

@@ -18,6 +18,7 @@ Nothing here needs pytest itself, real time, a reactor or the network.
 from llmgw.testing.access import CredentialsContract, credentials_contract
 from llmgw.testing.discovery import DiscoveryContract, discovery_contract
 from llmgw.testing.fakes import FakeHealthTarget, backends, candidate, request
+from llmgw.testing.filters import RequestFilterContract, request_filter_contract, submission
 from llmgw.testing.health import HealthSourceContract, health_source_contract
 from llmgw.testing.loading import ModelLoaderContract, model_loader_contract
 from llmgw.testing.rate_limits import RateLimiterContract, rate_limiter_contract
@@ -30,6 +31,7 @@ __all__ = [
     "HealthSourceContract",
     "ModelLoaderContract",
     "RateLimiterContract",
+    "RequestFilterContract",
     "RouterContract",
     "backends",
     "candidate",
@@ -39,5 +41,7 @@ __all__ = [
     "model_loader_contract",
     "rate_limiter_contract",
     "request",
+    "request_filter_contract",
     "router_contract",
+    "submission",
 ]

@@ -162,6 +162,23 @@ class Relay(Watched):
         super()._cancelled()
 
 
+class CappedRelay(Relay):
+    """A :class:`Relay` of an answer that may have ``limit_bytes`` of body.
+
+    Set :attr:`limit_bytes` before it gets anything.
+    """
+
+    limit_bytes = 0
+
+    def passed(self, data: bytes, last: bool) -> None:
+        self.limit_bytes -= len(data)
+        if self.limit_bytes < 0:
+            self.connection.abort()
+            self._fire(UpstreamFault("response_limit", "the answer is larger than it may be"))
+            return
+        super().passed(data, last)
+
+
 class Assembly(Watched):
     """Puts a streamed answer together for a client that did not ask for a stream."""
 

@@ -11,6 +11,7 @@ from twisted.application.service import ServiceMaker
 from llmgw.builtins import (
     adaptive,
     command_loader,
+    deny_pattern,
     expected_ttft,
     http_health,
     keys_checker,
@@ -32,6 +33,7 @@ from llmgw.builtins import (
 __all__ = [
     "adaptive",
     "command_loader",
+    "deny_pattern",
     "expected_ttft",
     "gateway",
     "http_health",

@@ -1,0 +1,124 @@
+"""What one key, or one model, may ask of a backend: counts, lengths, features.
+
+The bounds of ``[limits]`` are for all and keep the gateway itself well; these
+are for who is trusted less, or for a model that is dear. They are looked at only
+where there are some, in a second reading of the body's top level.
+
+:source: OpenAI API reference (``n``, ``stop``, ``tools``, ``logprobs``,
+    ``response_format``); llama.cpp ``tools/server/README.md`` (``n_probs``,
+    ``grammar``, ``json_schema``); vLLM (``guided_…``, ``structured_outputs``) and
+    SGLang (``regex``, ``ebnf``) for what they call a grammar; Ollama ``docs/api.md``
+    (``options``, ``format``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from llmgw.core.body import Ask
+from llmgw.core.json_rules import read_members
+from llmgw.errors import InvalidRequest
+from llmgw.values import Caps
+
+GRAMMARS = (
+    "grammar",
+    "json_schema",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+    "regex",
+    "ebnf",
+)
+"""Top-level keys that make a backend compile what the client wrote."""
+
+_any = msgspec.json.Decoder().decode
+
+
+def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
+    """Refuse what ``caps`` do not allow, but for output tokens, which are cut down
+    (:func:`llmgw.core.body.clamp_output`), and the answer's size, which comes later.
+
+    :param prompt_tokens: the estimate.
+    :param body: JSON that ``core.body`` has found to be good; empty for other bodies.
+    :raise InvalidRequest: with the key at fault as ``param``.
+    """
+    most = caps.max_prompt_tokens
+    if most is not None and prompt_tokens > most:
+        raise InvalidRequest(
+            f"the prompt has about {prompt_tokens} tokens; {most} are allowed", param="messages"
+        )
+    if not body:
+        return
+    found = read_members(body)
+    options = _mapping(found.get("options"))
+    _check(caps.max_n, max(ask.n, _whole(found.get("best_of"))), "n")
+    _check(caps.max_tools, _length(found.get("tools")) + _length(found.get("functions")), "tools")
+    stops = [_length(found.get(name)) for name in ("stop", "stop_sequences")]
+    _check(caps.max_stop, max(*stops, _items(options.get("stop"))), "stop")
+    if caps.max_logprobs is not None:
+        _check(caps.max_logprobs, _logprobs(found), "logprobs")
+    if caps.grammar is False:
+        _check_grammar(found)
+
+
+def clamp_options(body: bytes, most: int) -> dict[str, object]:
+    """Changes for :func:`~llmgw.core.body.splice` after which Ollama's ``options.num_predict``
+    is at most ``most``; below zero means no limit there."""
+    options = _mapping(read_members(body).get("options"))
+    wanted = options.get("num_predict")
+    if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= most:
+        return {}
+    return {"options": {**options, "num_predict": most}}
+
+
+def _check(most: int | None, count: float, name: str) -> None:
+    if most is not None and count > most:
+        raise InvalidRequest(f"{name!r} may be {most} at most for this key or model", param=name)
+
+
+def _logprobs(found: Mapping[str, msgspec.Raw]) -> float:
+    """How many alternatives for each token are wanted; ``true`` alone is one."""
+    counts = [_whole(found.get(name)) for name in ("logprobs", "top_logprobs", "n_probs")]
+    return max(counts)
+
+
+def _check_grammar(found: Mapping[str, msgspec.Raw]) -> None:
+    for name in GRAMMARS:
+        if name in found and _any(found[name]):
+            raise InvalidRequest(f"{name!r} is not allowed for this key or model", param=name)
+    text = _mapping(found.get("text")).get("format")
+    for name, value in (
+        ("response_format", _mapping(found.get("response_format"))),
+        ("text", text if isinstance(text, dict) else {}),
+    ):
+        if value.get("type") not in (None, "text", "json_object") or "schema" in value:
+            raise InvalidRequest(f"{name!r} with a schema is not allowed for this key or model", param=name)
+    if _mapping(found.get("format")):  # Ollama: a schema, where "json" is a word
+        raise InvalidRequest("'format' with a schema is not allowed for this key or model", param="format")
+
+
+def _whole(raw: msgspec.Raw | None) -> float:
+    """A number that stands for a count; ``true`` is 1, and what is no number is 0."""
+    value = None if raw is None else _any(raw)
+    return value if isinstance(value, int | float) else 0
+
+
+def _length(raw: msgspec.Raw | None) -> int:
+    return 0 if raw is None else _items(_any(raw))
+
+
+def _items(value: Any) -> int:
+    """Entries of a list; a bare string is one."""
+    if isinstance(value, list):
+        return len(value)
+    return 1 if isinstance(value, str) and value else 0
+
+
+def _mapping(raw: msgspec.Raw | None) -> dict[str, Any]:
+    value = None if raw is None else _any(raw)
+    return value if isinstance(value, dict) else {}

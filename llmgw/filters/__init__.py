@@ -1,0 +1,1 @@
+"""Request filters: what may be asked at all, one file each."""

@@ -1,0 +1,85 @@
+"""Asks the configured request filters, and says what their faults mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from twisted.logger import Logger
+
+from llmgw.errors import PLUGIN_FAULTS, GatewayError
+from llmgw.values import Caller, Submission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SLOW_S = 0.05
+COMPLAIN_EVERY_S = 60.0
+
+
+class Filter(Struct, frozen=True):
+    """One filter.
+
+    :param product: the plugin.
+    :param lenient: a request passes when the filter itself fails.
+    """
+
+    name: str
+    product: Any
+    lenient: bool = False
+
+
+class Filters:
+    """All of them, in their order.
+
+    :ivar faults: times a filter failed.
+    """
+
+    log = Logger()
+
+    def __init__(self, filters: Sequence[Filter], clock: Callable[[], float]) -> None:
+        self._filters = tuple(filters)
+        self._clock = clock
+        self._complained_s: dict[tuple[str, str], float] = {}
+        self.faults = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._filters)
+
+    def check(self, submission: Submission, caller: Caller) -> None:
+        """Let every filter see the request.
+
+        :raise GatewayError: one of them refuses it, or failed and is not lenient.
+        """
+        for each in self._filters:
+            begun_s = self._clock()
+            try:
+                answer = each.product.check(submission, caller)
+            except GatewayError:
+                raise
+            except PLUGIN_FAULTS:
+                self._failed(each, "raised", failure=True)
+            else:
+                if answer is not None:
+                    self._failed(each, f"returned {type(answer).__name__}, where nothing is expected")
+            took_s = self._clock() - begun_s
+            if took_s > SLOW_S:
+                self._complain(each, f"held up the event loop for {took_s:.2f} s")
+
+    def _failed(self, each: Filter, what: str, *, failure: bool = False) -> None:
+        self.faults += 1
+        self._complain(each, what, failure=failure)
+        if not each.lenient:
+            raise GatewayError("a request filter failed; see the gateway's log")
+
+    def _complain(self, each: Filter, what: str, *, failure: bool = False) -> None:
+        """Log it, each kind once a minute at most."""
+        kind = (each.name, what.split()[0])
+        now_s = self._clock()
+        if now_s - self._complained_s.get(kind, float("-inf")) < COMPLAIN_EVERY_S:
+            return
+        self._complained_s[kind] = now_s
+        if failure:
+            self.log.failure("the filter {name} {what}", name=each.name, what=what)
+        else:
+            self.log.error("the filter {name} {what}", name=each.name, what=what)

@@ -1,0 +1,110 @@
+"""What a key or a model may ask: each cap by itself, every spelling of what it caps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmgw.core.body import read_json
+from llmgw.core.caps import GRAMMARS, check_caps, clamp_options
+from llmgw.errors import InvalidRequest
+from llmgw.values import Caps
+
+
+def refusal(caps: Caps, prompt_tokens: int = 10, **members: Any) -> str | None:
+    """The key at fault, ``None`` if the request is allowed."""
+    body = json.dumps({"model": "m", "messages": [], **members}).encode()
+    try:
+        check_caps(caps, read_json(body), prompt_tokens, body)
+    except InvalidRequest as error:
+        return error.param
+    return None
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("caps", "members", "param"),
+    [
+        (Caps(), {"n": 8, "stop": ["a"] * 16, "logprobs": True, "grammar": "root ::= x"}, None),
+        (Caps(max_n=2), {"n": 2}, None),
+        (Caps(max_n=2), {"n": 3}, "n"),
+        (Caps(max_n=2), {"n_cmpl": 3}, "n"),
+        (Caps(max_n=2), {"best_of": 3}, "n"),
+        (Caps(max_n=2), {"best_of": None}, None),
+        (Caps(max_stop=1), {"stop": "a"}, None),
+        (Caps(max_stop=0), {"stop": "a"}, "stop"),
+        (Caps(max_stop=0), {"stop": ""}, None),
+        (Caps(max_stop=0), {"stop": None}, None),
+        (Caps(max_stop=1), {"stop": ["a", "b"]}, "stop"),
+        (Caps(max_stop=1), {"stop_sequences": ["a", "b"]}, "stop"),
+        (Caps(max_stop=1), {"options": {"stop": ["a", "b"]}}, "stop"),
+        (Caps(max_stop=1), {"options": "junk"}, None),
+        (Caps(max_tools=1), {"tools": [TOOL]}, None),
+        (Caps(max_tools=1), {"tools": [TOOL, TOOL]}, "tools"),
+        (Caps(max_tools=1), {"tools": [TOOL], "functions": [TOOL]}, "tools"),
+        (Caps(max_tools=0), {"tools": []}, None),
+        (Caps(max_logprobs=0), {}, None),
+        (Caps(max_logprobs=0), {"logprobs": False, "top_logprobs": 0}, None),
+        (Caps(max_logprobs=0), {"logprobs": None}, None),
+        (Caps(max_logprobs=0), {"logprobs": True}, "logprobs"),
+        (Caps(max_logprobs=1), {"logprobs": True}, None),
+        (Caps(max_logprobs=5), {"logprobs": True, "top_logprobs": 6}, "logprobs"),
+        (Caps(max_logprobs=5), {"logprobs": 6}, "logprobs"),
+        (Caps(max_logprobs=5), {"n_probs": 6}, "logprobs"),
+        (Caps(max_logprobs=5), {"n_probs": "many"}, None),
+        (Caps(grammar=True), {"grammar": "x"}, None),
+        (Caps(grammar=False), {"grammar": ""}, None),
+        (Caps(grammar=False), {"response_format": {"type": "json_object"}}, None),
+        (Caps(grammar=False), {"response_format": {"type": "text"}}, None),
+        (Caps(grammar=False), {"response_format": {"type": "json_schema"}}, "response_format"),
+        (Caps(grammar=False), {"response_format": {"type": "json_object", "schema": {}}}, "response_format"),
+        (Caps(grammar=False), {"text": {"format": {"type": "json_schema"}}}, "text"),
+        (Caps(grammar=False), {"text": {"format": {"type": "text"}}}, None),
+        (Caps(grammar=False), {"text": {"format": 5}}, None),
+        (Caps(grammar=False), {"format": "json"}, None),
+        (Caps(grammar=False), {"format": {"type": "object"}}, "format"),
+    ],
+)
+def test_each_cap(caps: Caps, members: dict[str, Any], param: str | None) -> None:
+    assert refusal(caps, **members) == param
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_every_kind_of_grammar(name: str) -> None:
+    assert refusal(Caps(grammar=False), **{name: ["x"]}) == name
+
+
+def test_a_long_prompt_is_refused_whatever_the_body_is() -> None:
+    assert refusal(Caps(max_prompt_tokens=10), 10) is None
+    assert refusal(Caps(max_prompt_tokens=10), 11) == "messages"
+    with pytest.raises(InvalidRequest, match="about 11 tokens"):
+        check_caps(Caps(max_prompt_tokens=10), read_json(b'{"model":"m"}'), 11, b"")
+    check_caps(Caps(max_n=1), read_json(b'{"model":"m","n":2}'), 1, b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"num_predict": 50}, None),
+        ({"num_predict": 0}, None),
+        ({"num_predict": 101}, {"num_predict": 100}),
+        ({"num_predict": -1, "seed": 3}, {"num_predict": 100, "seed": 3}),
+        ({"num_predict": True}, {"num_predict": 100}),
+        ({"seed": 3}, {"seed": 3, "num_predict": 100}),
+        (None, {"num_predict": 100}),
+    ],
+)
+def test_ollamas_limit_is_inside_its_options(options: Any, changed: Any) -> None:
+    body = json.dumps({"model": "m", "options": options}).encode()
+    assert clamp_options(body, 100) == ({} if changed is None else {"options": changed})
+
+
+def test_the_tightest_of_several() -> None:
+    assert Caps.tightest([]) is None
+    assert Caps.tightest([Caps(), Caps()]) is None
+    merged = Caps.tightest([Caps(max_n=3, grammar=True), Caps(max_n=2, max_stop=0, grammar=False), Caps()])
+    assert merged == Caps(max_n=2, max_stop=0, grammar=False)

@@ -1,0 +1,134 @@
+"""Plugins that misbehave as their options say, to be installed for a gateway process.
+
+``does``: ``raise``, ``exit`` (SystemExit), ``nonsense`` (a return value of another
+type), ``block`` (0.2 s of sleep), ``never`` (a Deferred that never fires), ``fail``
+(a Deferred that fails), ``twice`` (calls back twice where it is given a callback).
+Anything else behaves. ``after`` calls have gone well before it begins.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+
+from llmgw.interfaces import (
+    CONTRACT,
+    IHealthSource,
+    IHealthSourceFactory,
+    IHealthTarget,
+    IRateLimiter,
+    IRateLimiterFactory,
+    IRequestFilter,
+    IRequestFilterFactory,
+    IRouter,
+    IRouterFactory,
+)
+from llmgw.values import Backend, Caller, Choice, Cost, Decision, HealthReport, Policy, Request, Submission
+
+
+def installed(folder: Path) -> dict[str, str]:
+    """Install them for a gateway. :return: the gateway's environment."""
+    plugins = folder / "installed" / "twisted" / "plugins"
+    plugins.mkdir(parents=True)
+    (plugins / "llmgw_strange.py").write_text("from strange_plugins import router, filter, limiter, health\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(Path(__file__).parent)])}
+
+
+class Strange:
+    """Misbehaves."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._does = options.get("does", "behave")
+        self._left = options.get("after", 0)
+
+    def misbehave(self, well: Callable[[], Any]) -> Any:
+        """``well()``, or what was asked for."""
+        if self._left > 0:
+            self._left -= 1
+            return well()
+        does = self._does
+        if does == "raise":
+            raise KeyError("strange")
+        if does == "exit":
+            raise SystemExit(3)
+        if does == "nonsense":
+            return object()
+        if does == "block":
+            time.sleep(0.2)
+        if does == "never":
+            return Deferred()
+        if does == "fail":
+            return fail(ZeroDivisionError("strange"))
+        return well()
+
+
+@implementer(IRouter)
+class StrangeRouter(Strange):
+    def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Any:
+        return self.misbehave(lambda: Choice(candidates[0]))
+
+    def observe(self, event: Any) -> None:
+        self.misbehave(lambda: None)
+
+
+@implementer(IRequestFilter)
+class StrangeFilter(Strange):
+    def check(self, submission: Submission, caller: Caller) -> None:
+        return self.misbehave(lambda: None)  # type: ignore[no-any-return]
+
+
+@implementer(IRateLimiter)
+class StrangeLimiter(Strange):
+    def admit(self, subject: str, policies: Sequence[Policy], cost: Cost) -> Any:
+        return self.misbehave(lambda: Decision(True, reservation=object()))
+
+    def settle(self, reservation: Any, used: Any) -> None:
+        self.misbehave(lambda: None)
+
+
+@implementer(IHealthSource)
+class StrangeHealth(Strange):
+    def start(self, target: IHealthTarget, report: Callable[[HealthReport], None]) -> None:
+        well = HealthReport(alive=True, models=("m",), slots=4, kind="llama-server")
+        if self._does == "twice":
+            report(well)
+            report(well)
+        else:
+            report(self.misbehave(lambda: well))
+
+    def stop(self) -> None:
+        self.misbehave(lambda: None)
+
+
+def _factory(interface: Any, kind: type) -> Any:
+    @implementer(IPlugin, interface)
+    class Factory:
+        name = "strange"
+        description = "misbehaves"
+        contract = CONTRACT
+
+        def build(self, options: Mapping[str, Any], *args: Any) -> Any:
+            return kind(options)
+
+    class FactoryWithReactor(Factory):
+        def build(self, options: Mapping[str, Any], reactor: Any) -> Any:
+            return kind(options)
+
+    class FactoryAlone(Factory):
+        def build(self, options: Mapping[str, Any]) -> Any:
+            return kind(options)
+
+    return (FactoryAlone if kind in (StrangeRouter, StrangeFilter) else FactoryWithReactor)()
+
+
+router = _factory(IRouterFactory, StrangeRouter)
+filter = _factory(IRequestFilterFactory, StrangeFilter)
+limiter = _factory(IRateLimiterFactory, StrangeLimiter)
+health = _factory(IHealthSourceFactory, StrangeHealth)
