@@ -19,23 +19,20 @@ from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.caller import Callers
 from llmgw.gateway.filtering import Filter, Filters
 from llmgw.store.store import Store
+from llmgw.systemd import why_not_activated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llmgw.config import Config
+    from llmgw.listening import Sockets
 
 
 def check_supported(config: Config, reactor: Any) -> None:
     """Refuse what the configuration may say and this version cannot do.
 
-    :raise ConfigError: every such key.
+    :raise PluginError: a discovery plugin that is not there.
     """
-    faults: list[ConfigFault] = []
-    if config.workers > 1:
-        faults.append(ConfigFault("workers", "more than one worker is not supported yet"))
-    if faults:
-        raise ConfigError(faults, config.source)
     for index, table in enumerate(config.discovery):
         plugins.build("discovery", table.plugin, table.options, reactor, where=f"discovery[{index}]")
 
@@ -56,20 +53,21 @@ def check_listeners_are_guarded(listen: Sequence[str], config: Config) -> None:
 
 
 def build_listeners(
-    key: str, descriptions: Sequence[str], factory: Any, reactor: Any
+    key: str, descriptions: Sequence[str], factory: Any, sockets: Sockets
 ) -> list[tuple[str, Any]]:
     """Services for endpoint descriptions, each beside its description; nothing is bound yet.
 
     :param key: ``listen`` or ``admin``, for the faults.
+    :param sockets: what opens them, or has them already.
     :raise ConfigError: no such endpoint, or its parameters are wrong.
     """
     listeners: list[tuple[str, Any]] = []
     faults: list[ConfigFault] = []
     for index, text in enumerate(descriptions):
         try:
-            listeners.append((text, strports.service(text, factory, reactor)))
+            listeners.append((text, strports.service(text, factory, sockets.reactor_for(text))))
         except Exception as error:  # each endpoint parser has errors of its own
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = why_not_activated(text) or " ".join(str(error).split()) or type(error).__name__
             faults.append(ConfigFault(f"{key}[{index}]", f"{text}: {why}"))
     if faults:
         raise ConfigError(faults)

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
+from twisted.internet.defer import fail
 
 from llmgw import __version__
+from llmgw.errors import GatewayError
 from llmgw.gateway.explain import explain
 
 if TYPE_CHECKING:
@@ -158,6 +160,10 @@ class Operations:
     def reload(self) -> Deferred[list[str]]:
         """See :meth:`llmgw.service.GatewayService.reload`."""
         return self._service.reload()
+
+    def restart(self) -> Deferred[list[int]]:
+        """There are no workers to restart."""
+        return fail(GatewayError("workers = 1: there are no workers to restart", status=409, code="conflict"))
 
     def drain(self) -> None:
         """Begin to drain the whole gateway, as SIGTERM does."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 import resource
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +40,10 @@ from llmgw.core.retry import RetryBudget
 from llmgw.discoveries import Discoveries
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
+from llmgw.listening import Sockets
 from llmgw.operations import Operations
 from llmgw.pressure import Pressure
+from llmgw.signals import take_signals
 from llmgw.wire.eager import Outbox
 from llmgw.wire.server import ClientFactory
 from llmgw.wire.site import Site
@@ -85,6 +86,7 @@ class GatewayService(Service):
 
     :param config: checked.
     :param reread: gives the configuration anew for a reload; raises ConfigError.
+    :param sockets: those that others opened for us; absent, all are opened here.
     :raise ConfigError: a plugin's options or a backend's files are wrong.
     :raise PluginError: a plugin is missing or unfit.
     """
@@ -98,6 +100,7 @@ class GatewayService(Service):
         reactor: Any,
         *,
         reread: Callable[[], Config] | None = None,
+        sockets: Sockets | None = None,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ) -> None:
@@ -148,8 +151,9 @@ class GatewayService(Service):
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor))
-        self._listeners = build_listeners("listen", config.listen, factory, reactor)
-        self._admin = build_listeners("admin", config.admin, admin, reactor)
+        self.sockets = Sockets(reactor) if sockets is None else sockets
+        self._listeners = build_listeners("listen", config.listen, factory, self.sockets)
+        self._admin = build_listeners("admin", config.admin, admin, self.sockets)
         self.pressure = Pressure(
             config.overload,
             site=self.site,
@@ -160,6 +164,7 @@ class GatewayService(Service):
         )
         self._started_s = 0.0
         self.draining = False
+        self.relieved = False
         self._hurried = False
         self._interrupted = False
         self._stopping: Deferred[None] | None = None
@@ -200,9 +205,7 @@ class GatewayService(Service):
         if self.store is not None:
             self.store.start()
         self.discoveries.start()
-        self._take_signals(signal.SIGHUP)
-        # The reactor takes these two for itself when it begins to run.
-        self.reactor.callWhenRunning(self._take_signals, signal.SIGTERM, signal.SIGINT)
+        take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
         for warning in self.config.warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info(
@@ -224,6 +227,11 @@ class GatewayService(Service):
     async def _stop(self) -> None:
         drain = self.config.drain
         self.draining = True
+        if self.relieved:
+            # Idle connections are kept for the lame duck time, so that a request
+            # that is on its way to one is answered, and told that it was the last.
+            await _stop_all(self._listeners)
+            self.site.draining = True
         if self.running and not self._interrupted:
             await self._pause(drain.lame_duck_s)
         await _stop_all(self._listeners)
@@ -245,6 +253,7 @@ class GatewayService(Service):
         if self.store is not None:
             await self.store.close()
         await _stop_all(self._admin)
+        self.sockets.remove_files()
         await maybeDeferred(super().stopService)
 
     async def _until_idle(self, most_s: float) -> None:
@@ -264,23 +273,8 @@ class GatewayService(Service):
         end_s = self.clock() + seconds
         await self._until(lambda: self.clock() >= end_s, seconds)
 
-    def _take_signals(self, *numbers: signal.Signals) -> None:
-        """SIGTERM drains, SIGINT drains for five seconds, a second one of either
-        ends at once; SIGHUP reloads. (twistd would die of SIGHUP, and would leave
-        with the signal as its exit status.)"""
-        actions: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: self._signalled(False),
-            signal.SIGINT: lambda: self._signalled(True),
-            signal.SIGHUP: self.reload_and_log,
-        }
-        for number in numbers:
-            action = actions[number]
-            try:
-                signal.signal(number, lambda *_, action=action: self.reactor.callFromThread(action))
-            except ValueError:
-                return  # not the main thread: somebody else's process
-
     def _signalled(self, interrupted: bool) -> None:
+        """SIGTERM drains, SIGINT drains for five seconds, a second one of either ends at once."""
         if self.draining:
             self._hurried = True
             return
@@ -291,6 +285,20 @@ class GatewayService(Service):
     def begin_drain(self) -> None:
         """As SIGTERM."""
         self._signalled(False)
+
+    def retire(self, *, interrupted: bool = False, relieved: bool = False) -> None:
+        """Begin to drain, unless that is under way already.
+
+        :param interrupted: as SIGINT.
+        :param relieved: another process accepts on the same sockets from now on.
+        """
+        if not self.draining:
+            self.relieved = relieved
+            self._signalled(interrupted)
+
+    def hurry(self) -> None:
+        """Skip the waiting of the drain that is under way."""
+        self._hurried = self.draining
 
     # --- reload -------------------------------------------------------------------
 
@@ -317,7 +325,7 @@ class GatewayService(Service):
         check_supported(config, self.reactor)
         check_listeners_are_guarded([text for text, _ in self._listeners], config)
         if config.listen != old.listen:
-            build_listeners("listen", config.listen, None, self.reactor)
+            build_listeners("listen", config.listen, None, Sockets(self.reactor))
         callers = build_callers(config)
         filters = build_filters(config, self.clock)
         self.backends.verify(config)
@@ -372,5 +380,6 @@ class GatewayService(Service):
 
 
 async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
-    """Stop every listener; one that fails does not keep the others."""
-    await DeferredList([maybeDeferred(port.stopService) for _, port in listeners], consumeErrors=True)
+    """Stop every listener, once; one that fails does not keep the others."""
+    running = [maybeDeferred(listener.stopService) for _, listener in listeners if listener.running]
+    await DeferredList(running, consumeErrors=True)

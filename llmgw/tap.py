@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 from twisted.python import usage
 
-from llmgw.config import Config, config_from_options
+from llmgw.config import Config
 from llmgw.errors import ConfigError, PluginError
+from llmgw.workers.messages import Setup
+from llmgw.workers.setup import Recorder, config_of
 
 if TYPE_CHECKING:
-    from llmgw.service import GatewayService
+    from twisted.application.service import IService
 
 
 class Options(usage.Options):
@@ -72,7 +74,7 @@ class Options(usage.Options):
         from llmgw.service import GatewayService
 
         try:
-            self.config = self.read()
+            self.config, self.setup = self.reread()
             if self["check"]:
                 from twisted.internet import reactor
 
@@ -90,19 +92,29 @@ class Options(usage.Options):
 
         :raise ConfigError: every fault.
         """
-        return config_from_options(
-            self["config"],
+        return self.reread()[0]
+
+    def reread(self) -> tuple[Config, Setup]:
+        """As :meth:`read`, beside all that it was read from, for workers.
+
+        :raise ConfigError: every fault.
+        """
+        recorder = Recorder()
+        setup = Setup(
+            path=self["config"],
             listen=self["listen"],
             admin=self["admin"],
             backends=self["backend"],
             auth=self["auth"],
             workers=self["workers"],
             working_dir=self.working_dir,
+            files=recorder.files,
         )
+        return config_of(setup, recorder), setup
 
 
-def makeService(options: Options) -> GatewayService:
-    """The service of one gateway. Touches no network.
+def makeService(options: Options) -> IService:
+    """The service of one gateway, or of the parent of several. Touches no network.
 
     Python reads the codec for host names at the first look-up, in a thread. By
     then twistd may have given up root or changed its root directory, and the
@@ -110,17 +122,30 @@ def makeService(options: Options) -> GatewayService:
     """
     from twisted.internet import reactor
 
-    from llmgw.service import GatewayService
+    keep_monotonic_time(reactor)
+    service: IService
+    try:
+        if options.config.workers > 1:
+            from llmgw.workers.service import ParentService
+
+            service = ParentService(_daemon_warned(options), options.setup, reactor, reread=options.reread)
+        else:
+            from llmgw.service import GatewayService
+
+            service = GatewayService(_daemon_warned(options), reactor, reread=options.read)
+    except (ConfigError, PluginError) as error:
+        raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
+    prepare_process(reactor)
+    return service
+
+
+def prepare_process(reactor: Any) -> None:
+    """What holds for the whole of a process that serves, once its modules are there."""
     from llmgw.wire.dispatch import without_log_context
 
     keep_monotonic_time(reactor)
-    try:
-        service = GatewayService(_daemon_warned(options), reactor, reread=options.read)
-    except (ConfigError, PluginError) as error:
-        raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
     tune_collector()
     without_log_context()
-    return service
 
 
 def _daemon_warned(options: Options) -> Config:

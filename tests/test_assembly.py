@@ -6,18 +6,13 @@ from twisted.internet import reactor
 from llmgw.assembly import build_listeners, check_listeners_are_guarded, check_supported
 from llmgw.config import parse_config
 from llmgw.errors import ConfigError, PluginError
+from llmgw.listening import Sockets
 
 
 def config(text=""):
     return parse_config(
         '[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n' + text, source="", base_dir="/"
     )
-
-
-def test_more_than_one_worker_is_refused():
-    text = 'workers = 2\n[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n'
-    with pytest.raises(ConfigError, match="workers"):
-        check_supported(parse_config(text, source="", base_dir="/"), reactor)
 
 
 def test_a_discovery_that_is_not_installed_is_refused():
@@ -28,7 +23,7 @@ def test_a_discovery_that_is_not_installed_is_refused():
 @pytest.mark.parametrize("text", ["foo:1", "systemd:domain=INET:index=0", "tcp:x"])
 def test_an_endpoint_that_cannot_be_made_is_a_fault_with_its_key(text):
     with pytest.raises(ConfigError) as refused:
-        build_listeners("listen", ["tcp:0:interface=127.0.0.1", text], None, reactor)
+        build_listeners("listen", ["tcp:0:interface=127.0.0.1", text], None, Sockets(reactor))
     [fault] = refused.value.faults
     assert fault.where == "listen[1]"
     assert text in fault.what

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 from zope.interface import implementer
@@ -40,7 +40,11 @@ class Events(Resource):
     isLeaf = True
     log = Logger()
 
-    def __init__(self, state: Callable[[], Mapping[str, Any]], reactor: IReactorTime | None = None) -> None:
+    def __init__(
+        self,
+        state: Callable[[], Mapping[str, Any] | Deferred[Mapping[str, Any]]],
+        reactor: IReactorTime | None = None,
+    ) -> None:
         super().__init__()
         self._state = state
         self._listeners: set[_Listener] = set()
@@ -60,10 +64,17 @@ class Events(Resource):
             return send(request, not_allowed(request, (b"GET", b"HEAD")))
         if len(self._listeners) >= MOST_LISTENERS:
             return send(request, error_answer(Overloaded("too many listeners")))
-        try:
-            self._look()
-        except Exception:
-            return send(request, fault_answer(Failure()))
+        gone = request.notifyFinish()
+        gone.addErrback(lambda _: None)
+        looking = self._look()
+        looking.addCallbacks(
+            lambda _: None if gone.called else self._begin(request),
+            lambda failure: None if gone.called else send(request, fault_answer(failure)),
+        )
+        looking.addErrback(lambda failure: self.log.failure("beginning to tell the state", failure))
+        return NOT_DONE_YET
+
+    def _begin(self, request: Request) -> None:
         set_headers(request, EVENT_STREAM)
         request.setHeader(b"x-accel-buffering", b"no")
         listener = _Listener(request)
@@ -73,7 +84,6 @@ class Events(Resource):
         if not self._loop.running:
             self._loop.start(EVERY_S, now=False)
         listener.offer(self._event)
-        return NOT_DONE_YET
 
     def close(self) -> None:
         """End every stream."""
@@ -85,17 +95,21 @@ class Events(Resource):
         if not self._listeners and self._loop.running:
             self._loop.stop()
 
-    def _tick(self) -> None:
-        try:
-            self._look()
-        except Exception:
-            self.log.failure("reading the state for listeners")
-            return
+    def _tick(self) -> Deferred[None]:
+        return self._look().addCallbacks(
+            lambda _: self._offer(),
+            lambda failure: self.log.failure("reading the state for listeners", failure),
+        )
+
+    def _offer(self) -> None:
         for listener in list(self._listeners):
             listener.offer(self._event)
 
-    def _look(self) -> None:
-        state = self._state()
+    def _look(self) -> Deferred[None]:
+        state: Deferred[Any] = maybeDeferred(self._state)
+        return state.addCallback(self._take)
+
+    def _take(self, state: Mapping[str, Any]) -> None:
         told = encode({key: value for key, value in state.items() if key not in UNTOLD})
         if told != self._told:
             self._told = told

@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from twisted.internet.defer import maybeDeferred
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
@@ -41,23 +42,30 @@ class Operations(Protocol):
     def readiness(self) -> tuple[bool, str]:
         """Whether requests can be taken, and why not."""
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, Any] | Deferred[Mapping[str, Any]]:
         """Fleet, profiles, breakers, limits, as plain values without secrets."""
 
-    def metrics_text(self) -> bytes:
+    def metrics_text(self) -> bytes | Deferred[bytes]:
         """Prometheus' text format."""
 
-    def explain(self, body: bytes) -> Mapping[str, Any]:
+    def explain(self, body: bytes) -> Mapping[str, Any] | Deferred[Mapping[str, Any]]:
         """Candidates, scores, reasons and choice for a request that is not sent.
 
         :raise GatewayError: what the request would have been answered with.
         """
 
-    def drain_backend(self, id: str, on: bool) -> bool:
+    def drain_backend(self, id: str, on: bool) -> bool | Deferred[bool]:
         """:return: whether there is such a backend."""
 
     def reload(self) -> Deferred[list[str]]:
         """Fires with what could not be changed without a restart. Fails with ConfigError or PluginError."""
+
+    def restart(self) -> Deferred[list[int]]:
+        """Replace the workers one after another. Fires with the new ones' process ids.
+
+        :raise GatewayError: (the Deferred fails with it) a new one does not become
+            ready; or there are no workers.
+        """
 
     def drain(self) -> None:
         """Begin to drain the whole gateway."""
@@ -87,13 +95,12 @@ class AdminRoot(Resource):
         }
         self._pages: dict[tuple[bytes, ...], Resource] = {
             (b"",): Page(lambda _: Answer(_INDEX, content_type=b"text/html; charset=utf-8")),
-            (b"metrics",): Page(
-                lambda _: Answer(operations.metrics_text(), content_type=metrics.CONTENT_TYPE)
-            ),
-            (b"api", b"state"): Page(lambda _: Answer(encode(operations.state()))),
+            (b"metrics",): Page(self._metrics),
+            (b"api", b"state"): Page(lambda _: _as_json(operations.state())),
             (b"api", b"events"): self.events,
             (b"api", b"explain"): Page(self._explain, b"POST"),
             (b"api", b"reload"): Page(self._reload, b"POST"),
+            (b"api", b"restart"): Page(self._restart, b"POST"),
             (b"api", b"drain"): Page(self._drain, b"POST"),
         }
 
@@ -136,9 +143,18 @@ class AdminRoot(Resource):
             encode({"status": "ok" if ready else "not ready", "reason": why}), 200 if ready else 503
         )
 
-    def _explain(self, request: Request) -> Answer:
+    def _metrics(self, request: Request) -> Deferred[Answer]:
+        text: Deferred[Any] = maybeDeferred(self._operations.metrics_text)
+        return text.addCallback(lambda text: Answer(text, content_type=metrics.CONTENT_TYPE))
+
+    def _explain(self, request: Request) -> Deferred[Answer]:
         assert request.content is not None
-        return Answer(encode(self._operations.explain(request.content.read())))
+        return _as_json(self._operations.explain(request.content.read()))
+
+    def _restart(self, request: Request) -> Deferred[Answer]:
+        return self._operations.restart().addCallback(
+            lambda pids: Answer(encode({"status": "restarted", "workers": pids}))
+        )
 
     def _reload(self, request: Request) -> Deferred[Answer]:
         return self._operations.reload().addCallback(
@@ -149,11 +165,16 @@ class AdminRoot(Resource):
         self._operations.drain()
         return Answer(b'{"status":"draining"}', 202)
 
-    def _drain_backend(self, id: bytes, on: bool) -> Answer:
+    def _drain_backend(self, id: bytes, on: bool) -> Deferred[Answer]:
         name = id.decode("utf-8", "replace")
-        if not self._operations.drain_backend(name, on):
-            raise NotFound("no such backend", param="id")
-        return Answer(encode({"backend": name, "draining": on}))
+
+        def answer(known: bool) -> Answer:
+            if not known:
+                raise NotFound("no such backend", param="id")
+            return Answer(encode({"backend": name, "draining": on}))
+
+        known: Deferred[Any] = maybeDeferred(self._operations.drain_backend, name, on)
+        return known.addCallback(answer)
 
 
 class _Refusal(Resource):
@@ -167,6 +188,11 @@ class _Refusal(Resource):
 
     def render(self, request: Request) -> int:
         return send(request, error_answer(self._error))
+
+
+def _as_json(value: Any) -> Deferred[Answer]:
+    """What was returned, now or later."""
+    return maybeDeferred(lambda: value).addCallback(lambda found: Answer(encode(found)))
 
 
 def _denied(message: str) -> GatewayError:

@@ -1,0 +1,225 @@
+"""The parent of workers: holds the sockets, and answers the operator.
+
+It reads the configuration, verifies it as a gateway would, and serves nobody
+itself. Order of the start: bind → give up rights → start workers. Order of the end:
+not ready → workers drain (each as a gateway does) → what is left is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from llmgw import __version__
+from llmgw.admin.site import AdminRoot, AdminSite
+from llmgw.assembly import build_listeners, check_listeners_are_guarded
+from llmgw.config import Config
+from llmgw.errors import ConfigError, ConfigFault, GatewayError
+from llmgw.listening import Sockets
+from llmgw.service import NEEDS_RESTART, SIGINT_FINISH_S, GatewayService, StartError
+from llmgw.signals import take_signals
+from llmgw.workers.crew import Crew
+from llmgw.workers.messages import Setup
+from llmgw.workers.operations import ParentOperations
+
+POLL_S = 0.05
+GRACE_S = 5.0
+"""Beyond the time of a drain, before workers that are left are killed."""
+
+NEEDS_NEW_PARENT = frozenset({"listen", "admin", "admin_token", "workers"})
+"""Of the keys that a reload cannot change, those that new workers cannot change either."""
+
+
+class ParentService(Service):
+    """The parent.
+
+    :param config: checked.
+    :param setup: what it was read from.
+    :param reread: gives both anew for a reload; raises ConfigError.
+    :raise ConfigError: as :class:`~llmgw.service.GatewayService`.
+    :raise PluginError: likewise.
+    """
+
+    log = Logger()
+    name = "llmgw"
+
+    def __init__(
+        self,
+        config: Config,
+        setup: Setup,
+        reactor: Any,
+        *,
+        reread: Callable[[], tuple[Config, Setup]],
+        reactor_name: str = "",
+    ) -> None:
+        self.config = config
+        self.reactor = reactor
+        self._reread = reread
+        verify(config, reactor)
+        self.sockets = Sockets(reactor, accepts=False)
+        self.admin_sockets = Sockets(reactor)
+        self._listeners = build_listeners("listen", config.listen, Factory(), self.sockets)
+        operations = ParentOperations(self)
+        self.crew = Crew(
+            reactor,
+            setup,
+            config.workers,
+            self.sockets,
+            reactor_name=reactor_name,
+            departed=operations.departed,
+        )
+        token = config.admin_token.reveal() if config.admin_token is not None else None
+        admin = AdminSite(AdminRoot(operations, token, reactor=reactor))
+        self._admin = build_listeners("admin", config.admin, admin, self.admin_sockets)
+        self._started_s = 0.0
+        self.draining = False
+        self._hurried = False
+        self._interrupted = False
+        self._stopping: Deferred[None] | None = None
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return float(self.reactor.seconds() - self._started_s)
+
+    # --- start --------------------------------------------------------------------
+
+    def privilegedStartService(self) -> None:
+        """Bind, while we may still be root.
+
+        :raise StartError: a port can't be had, or its socket can't be shared; the message names it.
+        """
+        for text, listener in [*self._listeners, *self._admin]:
+            try:
+                listener.privilegedStartService()
+            except Exception as error:
+                raise StartError(f"llmgw: cannot listen on {text}: {error}") from None
+        held = {name for name, _ in self.sockets.descriptors()}
+        for text, _ in self._listeners:
+            if text not in held:
+                raise StartError(
+                    f"llmgw: cannot listen on {text}: this kind of endpoint opens no socket that "
+                    "workers could share; use workers = 1"
+                )
+
+    def startService(self) -> None:
+        """Begin to serve."""
+        super().startService()
+        self._started_s = self.reactor.seconds()
+        for _, listener in [*self._listeners, *self._admin]:
+            listener.startService()
+        self.crew.start()
+        take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
+        for warning in self.config.warnings:
+            self.log.warn("{warning}", warning=warning)
+        self.log.info(
+            "llmgw {version} serves {listen} with {count} workers",
+            version=__version__,
+            listen=", ".join(self.config.listen),
+            count=self.config.workers,
+        )
+
+    # --- end ----------------------------------------------------------------------
+
+    def stopService(self) -> Deferred[None]:
+        """Drain all workers and end. Fires when everything is closed."""
+        if self._stopping is None:
+            self._stopping = Deferred.fromCoroutine(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
+        drain = self.config.drain
+        self.draining = True
+        self.crew.drain(interrupted=self._interrupted)
+        lame_duck_s = 0.0 if self._interrupted else drain.lame_duck_s
+        # The workers accept until then; a socket that only we hold would keep callers waiting.
+        await self._until_gone(lame_duck_s)
+        await _stop_all(self._listeners)
+        self.sockets.remove_files()
+        finish_s = SIGINT_FINISH_S if self._interrupted else drain.finish_s
+        await self._until_gone(finish_s + drain.abort_s + GRACE_S, patient=True)
+        self.crew.kill()
+        await self._until_gone(GRACE_S, patient=True)
+        await _stop_all(self._admin)
+        self.admin_sockets.remove_files()
+        await maybeDeferred(super().stopService)
+
+    async def _until_gone(self, most_s: float, *, patient: bool = False) -> None:
+        """:param patient: hurrying does not shorten it, as the workers hurry by themselves."""
+        end_s = self.reactor.seconds() + most_s
+        while not self.crew.gone and self.reactor.seconds() < end_s and (patient or not self._hurried):
+            await deferLater(self.reactor, POLL_S)
+
+    def _signalled(self, interrupted: bool) -> None:
+        if self.draining:
+            self._hurried = True
+            self.crew.hurry()
+            return
+        self.draining = True
+        self._interrupted = interrupted
+        self.reactor.stop()
+
+    def begin_drain(self) -> None:
+        """As SIGTERM."""
+        self._signalled(False)
+
+    # --- reload -------------------------------------------------------------------
+
+    def reload_and_log(self) -> None:
+        """Reload on a signal: the outcome goes to the log."""
+        self.reload().addErrback(
+            lambda failure: self.log.error("reload refused: {why}", why=failure.getErrorMessage())
+        )
+
+    def reload(self) -> Deferred[list[str]]:
+        """Read everything again, verify it here, and have all workers take it over.
+
+        :return: fires with the keys whose change needs a restart: of the daemon, or
+            (all but ``listen``, ``admin``, ``admin_token`` and ``workers``) of the workers.
+        :raise ConfigError: (or PluginError; the Deferred fails with it.) Nothing was changed.
+        :raise GatewayError: a worker could not take over what others did. It says which.
+        """
+        return Deferred.fromCoroutine(self._reload())
+
+    async def _reload(self) -> list[str]:
+        config, setup = self._reread()
+        verify(config, self.reactor)
+        check_listeners_are_guarded([text for text, _ in self._listeners], config)
+        fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(self.config, key)]
+        # What is not changed now must not be taken for changed when it is compared again.
+        held = {key: getattr(self.config, key) for key in fixed if key in NEEDS_NEW_PARENT}
+        self.config = replace(config, **held)
+        told, refused = await self.crew.reload(setup)
+        if refused:
+            whys = "; ".join(f"worker {number}: {why}" for number, why in sorted(refused.items()))
+            raise GatewayError(
+                f"verified, but not taken over by all: {whys}. POST /api/restart replaces them"
+            )
+        fixed = [key for key in NEEDS_RESTART if key in fixed or key in told]
+        for warning in config.warnings:
+            self.log.warn("{warning}", warning=warning)
+        self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
+        return fixed
+
+
+def verify(config: Config, reactor: Any) -> None:
+    """Build a gateway of ``config`` and throw it away; it touches no network.
+
+    :raise ConfigError: some part of it is wrong.
+    :raise PluginError: a plugin is missing or unfit.
+    """
+    if any(text.partition(":")[0] == "stdio" for text in (*config.listen, *config.admin)):
+        raise ConfigError([ConfigFault("workers", "stdio: cannot be shared; use workers = 1")], config.source)
+    GatewayService(replace(config, workers=1), reactor)
+
+
+async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
+    running = [maybeDeferred(listener.stopService) for _, listener in listeners if listener.running]
+    await DeferredList(running, consumeErrors=True)

@@ -1,0 +1,60 @@
+"""The states of several workers as one."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from llmgw.core.breaker import BreakerRules, State
+from llmgw.core.fleet import BackendSpec, Fleet
+from llmgw.core.member import Standing
+from llmgw.core.united import BREAKERS, STANDINGS, united
+
+
+def state(**fields: Any) -> dict[str, Any]:
+    return {"in_flight": 0, "waiting": 0, "connections": 0, "held_bytes": 0, "backends": [], **fields}
+
+
+def test_parts_are_added_up_and_the_rest_is_the_firsts() -> None:
+    whole = united(
+        [
+            state(in_flight=2, router="adaptive", refusals={"a": 1}, in_flight_by_key={"k": 1}),
+            state(in_flight=3, router="other", refusals={"a": 2, "b": 1}, connections=4),
+        ]
+    )
+    assert whole["in_flight"] == 5
+    assert whole["connections"] == 4
+    assert whole["router"] == "adaptive"
+    assert whole["refusals"] == {"a": 3, "b": 1}
+    assert whole["in_flight_by_key"] == {"k": 1}
+
+
+def test_models_are_those_that_anybody_knows() -> None:
+    whole = united([state(models={"m": ["a"]}), state(models={"m": ["a", "b"], "n": ["b"]})])
+    assert whole["models"] == {"m": ["a", "b"], "n": ["b"]}
+
+
+def test_backends_are_one_each_with_the_worst_that_anybody_sees() -> None:
+    one = {"id": "b", "in_flight": 1, "breaker": "closed", "breakers": {"m": "closed"}, "ttft_s": 1.0,
+           "available": True, "standing": "ready", "kv_use": None, "cap": 4}  # fmt: skip
+    two = {**one, "in_flight": 2, "breaker": "open", "breakers": {"m": "open", "n": "slow_start"},
+           "ttft_s": None, "available": False, "standing": "what is new"}  # fmt: skip
+    whole = united([state(backends=[one]), state(backends=[two, {"id": "c", "in_flight": 1}])])
+    assert whole["backends"] == [
+        {"id": "b", "in_flight": 3, "breaker": "open", "breakers": {"m": "open", "n": "slow_start"},
+         "ttft_s": 1.0, "available": False, "standing": "what is new", "kv_use": None, "cap": 4},
+        {"id": "c", "in_flight": 1},
+    ]  # fmt: skip
+
+
+def test_the_words_are_those_of_the_fleet() -> None:
+    assert set(BREAKERS) == {each.value for each in State}
+    assert set(STANDINGS) == {each.value for each in Standing}
+
+
+def test_a_fleets_own_picture_comes_through() -> None:
+    fleet = Fleet(BreakerRules(), Random(1))
+    fleet.put(BackendSpec("b", "http://b", models=("m",)), 0.0)
+    picture = fleet.snapshot(1.0)
+    whole = united([state(backends=picture), state(backends=picture)])
+    assert whole["backends"] == picture
