@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from twisted.internet.defer import fail
 
 from llmgw import __version__
+from llmgw.admin.metrics import BackendTraffic
 from llmgw.errors import GatewayError
 from llmgw.gateway.explain import explain
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from llmgw.admin.metrics import Table
     from llmgw.service import GatewayService
 
+NO_TRAFFIC = BackendTraffic()
 FIRST_LOOK_S = 3.0
 """How long a start may wait for every backend's first look before it counts as ready."""
 
@@ -45,8 +47,10 @@ class Operations:
         """The whole picture as plain values, without secrets."""
         service = self._service
         gateway, site = service.gateway, service.site
+        traffic = service.metrics.traffic()
         return {
             "version": __version__,
+            "at": gateway.wall_clock(),
             "uptime_s": service.uptime_s,
             "draining": service.draining,
             "router": service.config.router.plugin,
@@ -62,8 +66,47 @@ class Operations:
             "store": self._store(),
             "limits": [asdict(policy) for policy in gateway.policies],
             "discovery": service.discoveries.state(),
-            "backends": self.fleet(),
+            "limits_used": self.limits_used(),
+            "key_names": self.key_names(),
+            "requests": traffic.requests,
+            "errors": traffic.errors,
+            "rejected": traffic.rejected,
+            "retries": traffic.retries,
+            "client_aborts": traffic.client_aborts,
+            "output_tokens": traffic.output_tokens,
+            "backends": [
+                {**member, "requests": own.requests, "errors": own.errors}
+                for member in self.fleet()
+                for own in (traffic.backends.get(member["id"], NO_TRAFFIC),)
+            ],
         }
+
+    def limits_used(self) -> list[dict[str, Any]]:
+        """What callers of the last requests have left, where the limiter can tell."""
+        gateway = self._service.gateway
+        usage = getattr(gateway.limiter, "usage", None)
+        if usage is None:
+            return []
+        keys = sorted(self._keys_of_late())
+        names = [policy.name for policy in gateway.policies] + [f"keys.{key}" for key in keys]
+        used: list[dict[str, Any]] = usage(keys, names)
+        return used
+
+    def key_names(self) -> dict[str, str]:
+        """Names of the keys that came lately, where a checker knows them."""
+        known: dict[str, str] = {}
+        for checker in self._service.gateway.callers.checkers:
+            known.update(getattr(checker, "names", {}))
+        return {key: known[key] for key in self._keys_of_late() if key in known}
+
+    def load(self) -> Mapping[str, float]:
+        """What the history keeps with each sample."""
+        gateway = self._service.gateway
+        return {"in_flight": gateway.in_flight, "waiting": len(gateway.waiting)}
+
+    def _keys_of_late(self) -> set[str]:
+        gateway = self._service.gateway
+        return gateway.recent.keys() | set(gateway.per_key)
 
     def _store(self) -> Mapping[str, Any] | None:
         store = self._service.store

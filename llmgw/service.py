@@ -20,6 +20,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from llmgw import __version__
+from llmgw.admin.history import History
 from llmgw.admin.metrics import Metrics
 from llmgw.admin.site import AdminRoot, AdminSite
 from llmgw.assembly import (
@@ -150,7 +151,9 @@ class GatewayService(Service):
         self.metrics.tables.append(operations.discovery_tables)
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
-        admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor))
+        self.history = History(self.metrics.traffic, operations.load, time.time, reactor)
+        feeds = (self.gateway.recent, self.history)
+        admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor, feeds=feeds))
         self.sockets = Sockets(reactor) if sockets is None else sockets
         self._listeners = build_listeners("listen", config.listen, factory, self.sockets)
         self._admin = build_listeners("admin", config.admin, admin, self.sockets)
@@ -205,6 +208,7 @@ class GatewayService(Service):
         if self.store is not None:
             self.store.start()
         self.discoveries.start()
+        self.history.start()
         take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
         for warning in self.config.warnings:
             self.log.warn("{warning}", warning=warning)
@@ -246,6 +250,7 @@ class GatewayService(Service):
         await self.discoveries.stop()
         self.backends.stop()
         self.pressure.stop()
+        self.history.stop()
         await self._until(lambda: not self.site.connections, 1.0)
         self.sweep.stop()
         if self.gateway.access_log is not None:

@@ -49,6 +49,7 @@ class KeysChecker:
 
     :param path: the key file, read now and at each :meth:`reload`.
     :param wall_clock: Unix seconds, for expiry.
+    :ivar names: of the keys, by id; for people.
     :raise ConfigError: the file is missing, unsafe or faulty.
     """
 
@@ -62,6 +63,7 @@ class KeysChecker:
         self._entries: dict[bytes, tuple[bytes, bytes, float]] = {}
         self._callers: dict[bytes, Caller] = {}
         self._seen = _Seen()
+        self.names: dict[str, str] = {}
         self.reload()
 
     # "Alternatively, return the result itself": the interface's text allows what its type does not.
@@ -119,6 +121,7 @@ class KeysChecker:
         self._pepper = pepper
         self._entries = entries
         self._callers = callers
+        self.names = {key.id: key.name for key in file.keys.values()}
         self._seen = _Seen()
 
 

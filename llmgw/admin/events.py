@@ -1,5 +1,8 @@
 """``/api/events``: the state as server-sent events, one a second, only while it changes.
 
+Beside the state, which has no event name, a listener gets what is new in each feed
+under the feed's name: on its first look all that is kept. ``{"total", "items"}``.
+
 One timer serves all listeners, and runs only while there are any. A listener
 that reads slowly misses events and then gets the newest: each is the whole state.
 
@@ -8,8 +11,8 @@ that reads slowly misses events and then gets the newest: each is the whole stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IPushProducer
@@ -29,13 +32,31 @@ EVERY_S = 1.0
 COMMENT_AFTER = 15
 """Ticks of silence after which a comment goes out, so that nobody between us and the listener hangs up."""
 MOST_LISTENERS = 64
-UNTOLD = frozenset({"uptime_s"})
+UNTOLD = frozenset({"uptime_s", "at"})
 """Keys of the state that always change, and are no reason for an event."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
+class Feed(Protocol):
+    """Things that come one after the other.
+
+    :ivar total: how many ever came.
+    """
+
+    name: str
+    total: int
+
+    def since(self, seen: int) -> Sequence[Any]:
+        """Those after the first ``seen``, as far as they are kept, oldest first."""
+
+
+def news(feed: Feed, seen: int = 0) -> bytes:
+    """What is new in ``feed``, as JSON."""
+    return encode({"total": feed.total, "items": feed.since(seen)})
+
+
 class Events(Resource):
-    """All listeners to ``state``."""
+    """All listeners to ``state`` and ``feeds``."""
 
     isLeaf = True
     log = Logger()
@@ -44,8 +65,10 @@ class Events(Resource):
         self,
         state: Callable[[], Mapping[str, Any] | Deferred[Mapping[str, Any]]],
         reactor: IReactorTime | None = None,
+        feeds: Sequence[Feed] = (),
     ) -> None:
         super().__init__()
+        self._feeds = feeds
         self._state = state
         self._listeners: set[_Listener] = set()
         self._told = b""
@@ -77,7 +100,7 @@ class Events(Resource):
     def _begin(self, request: Request) -> None:
         set_headers(request, EVENT_STREAM)
         request.setHeader(b"x-accel-buffering", b"no")
-        listener = _Listener(request)
+        listener = _Listener(request, self._feeds)
         self._listeners.add(listener)
         request.notifyFinish().addBoth(lambda _: self._left(listener))
         request.registerProducer(listener, True)
@@ -120,8 +143,9 @@ class Events(Resource):
 class _Listener:
     """One stream; the transport pauses it while its buffer is full."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, feeds: Sequence[Feed]) -> None:
         self._request = request
+        self._seen = [(feed, 0) for feed in feeds]
         self._paused = False
         self._sent: bytes | None = None
         self._silent = 0
@@ -136,10 +160,15 @@ class _Listener:
         self._paused = True
 
     def offer(self, event: bytes) -> None:
-        """Send ``event`` unless it was sent already."""
+        """Send ``event`` unless it was sent already, and what is new in the feeds."""
         if self._paused:
             return
         self._silent += 1
+        for index, (feed, seen) in enumerate(self._seen):
+            if feed.total > seen:
+                self._silent = 0
+                self._seen[index] = (feed, feed.total)
+                self._request.write(b"event: %b\ndata: %b\n\n" % (feed.name.encode(), news(feed, seen)))
         if event is not self._sent:
             self._sent = event
             self._silent = 0

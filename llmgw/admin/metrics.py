@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from llmgw import __version__
@@ -32,6 +33,32 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 Table = tuple[str, str, Iterable[tuple[Iterable[tuple[str, str]], float]]]
 """A gauge: name, help text, and for each set of labels its value."""
+
+
+class BackendTraffic(Struct):
+    """What one backend has answered since the start; ``errors`` are 5xx."""
+
+    requests: int = 0
+    errors: int = 0
+    ttft_sum_s: float = 0.0
+    ttft_count: int = 0
+
+
+class Traffic(Struct):
+    """What all have asked for since the start.
+
+    :param rejected: by the error's code.
+    :param backends: by id; those nobody was sent to are absent.
+    """
+
+    requests: int
+    errors: int
+    output_tokens: int
+    rejected: dict[str, int]
+    retries: int
+    client_aborts: int
+    backends: dict[str, BackendTraffic]
+
 
 _RequestSeries = tuple[Count, Histogram, Histogram, Histogram, Count, Count, Count]
 
@@ -167,6 +194,32 @@ class Metrics:
     def client_abort(self) -> None:
         """A client left."""
         self._aborts.child(()).value += 1
+
+    def traffic(self) -> Traffic:
+        """The counters, summed for people."""
+        backends: dict[str, BackendTraffic] = {}
+        requests = errors = 0
+        for (_, _, place, status), count in self._requests.children.items():
+            failed = count.value if status >= "500" else 0
+            requests += count.value
+            errors += failed
+            if place:
+                own = backends.setdefault(place, BackendTraffic())
+                own.requests += count.value
+                own.errors += failed
+        for (_, place), first in self._ttft.children.items():
+            if place in backends:
+                backends[place].ttft_sum_s += first.total
+                backends[place].ttft_count += sum(first.counts)
+        return Traffic(
+            requests,
+            errors,
+            sum(count.value for (_, kind), count in self._tokens.children.items() if kind == "output"),
+            {reason: count.value for (reason,), count in self._rejected.children.items()},
+            sum(count.value for count in self._retries.children.values()),
+            self._aborts.child(()).value,
+            backends,
+        )
 
     def _name(self, model: str | None) -> str:
         if model is None or (self._knows is not None and not self._knows(model)):

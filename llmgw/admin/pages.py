@@ -15,6 +15,11 @@ from twisted.web.server import NOT_DONE_YET, Request
 from llmgw.errors import ConfigError, GatewayError, MethodNotAllowed, PluginError
 
 JSON = b"application/json; charset=utf-8"
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Nothing inline, nothing from elsewhere (W3C Content Security Policy Level 3)."""
 encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -54,10 +59,14 @@ class Page(Resource):
         return NOT_DONE_YET
 
 
-def send(request: Request, answer: Answer) -> int:
-    """Answer ``request`` in full."""
+def send(request: Request, answer: Answer, *, keep: bool = False) -> int:
+    """Answer ``request`` in full.
+
+    :param keep: the headers are set already.
+    """
     request.setResponseCode(answer.status)
-    set_headers(request, answer.content_type)
+    if not keep:
+        set_headers(request, answer.content_type)
     request.setHeader(b"content-length", b"%d" % len(answer.body))
     request.write(b"" if request.method == b"HEAD" else answer.body)
     request.finish()
@@ -71,7 +80,7 @@ def set_headers(request: Request, content_type: bytes) -> None:
     request.setHeader(b"cache-control", b"no-store")
     request.setHeader(b"x-content-type-options", b"nosniff")
     request.setHeader(b"referrer-policy", b"no-referrer")
-    request.setHeader(b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'")
+    request.setHeader(b"content-security-policy", POLICY)
 
 
 def not_allowed(request: Request, allowed: tuple[bytes, ...]) -> Answer:

@@ -3,16 +3,15 @@
 ``/livez`` says that the event loop turns, ``/readyz`` that requests can be
 taken; neither depends on Redis, etcd, or any one backend, and both are open.
 
-Everything else wants the token, if there is one: as ``Authorization: Bearer``,
-or as the password of ``Basic``, which browsers know how to ask for. Without a
+Everything else wants the token, if there is one, see :mod:`.session`. Without a
 token the listener is on loopback, where a browser could be made to speak for a
 foreign page; so it must then be addressed as ``localhost`` or by number (DNS
-rebinding), and levers are not moved for pages of another origin (CSRF).
+rebinding). In either case levers are not moved for pages of another origin (CSRF).
 """
 
 from __future__ import annotations
 
-import hmac
+import time
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
@@ -21,13 +20,14 @@ from twisted.internet.defer import maybeDeferred
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
-from llmgw.admin import metrics
-from llmgw.admin.events import Events
+from llmgw.admin import assets, metrics
+from llmgw.admin.events import Events, Feed, news
 from llmgw.admin.pages import Answer, Page, encode, error_answer, send
+from llmgw.admin.session import Sessions
 from llmgw.errors import GatewayError, NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
@@ -76,25 +76,36 @@ class AdminRoot(Resource):
 
     :param token: what callers must show; ``None`` for none.
     :param reactor: for timers; the global one if absent.
+    :param feeds: told with the events, and each at ``/api/`` and its name.
+    :param wall_clock: Unix seconds, for the end of sessions.
     :raise ValueError: an empty token, which anybody could show.
     """
 
     def __init__(
-        self, operations: Operations, token: str | None = None, *, reactor: IReactorTime | None = None
+        self,
+        operations: Operations,
+        token: str | None = None,
+        *,
+        reactor: IReactorTime | None = None,
+        feeds: Sequence[Feed] = (),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
         if token == "":
             raise ValueError("the admin token is empty")
         self.reactor = reactor
         self._operations = operations
-        self._token = token.encode("utf-8") if token is not None else None
-        self.events = Events(operations.state, reactor)
+        self._sessions = None if token is None else Sessions(token.encode("utf-8"), wall_clock)
+        self.events = Events(operations.state, reactor, feeds)
+        files = assets.load()
+        self._login = assets.Asset("login.html", files["login.html"], status=401)
+        self._assets = {name.encode(): assets.Asset(name, body) for name, body in files.items()}
         self._probes: dict[bytes, Resource] = {
             b"livez": Page(lambda _: Answer(b'{"status":"ok"}')),
             b"readyz": Page(self._readyz),
         }
         self._pages: dict[tuple[bytes, ...], Resource] = {
-            (b"",): Page(lambda _: Answer(_INDEX, content_type=b"text/html; charset=utf-8")),
+            (b"",): self._assets[b"dashboard.html"],
             (b"metrics",): Page(self._metrics),
             (b"api", b"state"): Page(lambda _: _as_json(operations.state())),
             (b"api", b"events"): self.events,
@@ -103,6 +114,13 @@ class AdminRoot(Resource):
             (b"api", b"restart"): Page(self._restart, b"POST"),
             (b"api", b"drain"): Page(self._drain, b"POST"),
         }
+        self._session: dict[bytes, tuple[Callable[[Request], Answer], bytes]] = {
+            b"GET": (self._tell_session, b"GET"),
+            b"POST": (self._begin_session, b"POST"),
+            b"DELETE": (self._end_session, b"DELETE"),
+        }
+        for feed in feeds:
+            self._pages[b"api", feed.name.encode()] = Page(_told(feed))
 
     def close(self) -> None:
         """End the streams of events."""
@@ -110,10 +128,10 @@ class AdminRoot(Resource):
 
     def admits(self, request: Request) -> GatewayError | None:
         """``None``, or why this caller gets nothing but the probes."""
-        if self._token is None:
+        if self._sessions is None:
             if not _is_local_name(request):
                 return _denied("set admin_token_file to use the admin listener by this name")
-        elif not hmac.compare_digest(_shown(request), self._token):
+        elif not self._sessions.admit(request):
             return GatewayError("a token is needed", status=401, code="unauthorized")
         if request.method not in (b"GET", b"HEAD") and _is_foreign(request):
             return _denied("not for pages of another origin")
@@ -124,18 +142,46 @@ class AdminRoot(Resource):
         whole = (path, *(request.postpath or ()))
         if len(whole) == 1 and path in self._probes:
             return self._probes[path]
+        if len(whole) == 2 and path == b"assets" and whole[1] in self._assets:
+            return self._assets[whole[1]]
         refused = self.admits(request)
         if refused is not None:
-            if refused.status == 401:
-                challenges = [b"Bearer", b'Basic realm="llmgw", charset="UTF-8"']
-                request.responseHeaders.setRawHeaders(b"www-authenticate", challenges)
-            return _Refusal(refused)
+            return self._challenge(request, whole) if refused.status == 401 else _Refusal(refused)
+        if whole == (b"api", b"session"):
+            return Page(*self._session.get(request.method, self._session[b"GET"]))
         page = self._pages.get(whole)
         if page is not None:
             return page
         if whole[:2] == (b"api", b"backends") and len(whole) == 4 and whole[3] in (b"drain", b"undrain"):
             return Page(lambda _: self._drain_backend(whole[2], whole[3] == b"drain"), b"POST")
         return _Refusal(NotFound("no such page"))
+
+    def _challenge(self, request: Request, whole: tuple[bytes, ...]) -> Resource:
+        """401: a person gets a form, a program the schemes. A browser that is offered
+        ``Basic`` would ask by itself, at each request of the page in the background too."""
+        challenges = [b"Bearer"]
+        if not request.getHeader(b"sec-fetch-mode"):
+            challenges.append(b'Basic realm="llmgw", charset="UTF-8"')
+        request.responseHeaders.setRawHeaders(b"www-authenticate", challenges)
+        if whole == (b"",) and b"text/html" in (request.getHeader(b"accept") or b""):
+            request.responseHeaders.setRawHeaders(b"www-authenticate", challenges[:1])
+            return self._login
+        return _Refusal(GatewayError("a token is needed", status=401, code="unauthorized"))
+
+    def _tell_session(self, request: Request) -> Answer:
+        """Whether there is anything to sign out of."""
+        return Answer(encode({"token": self._sessions is not None}))
+
+    def _begin_session(self, request: Request) -> Answer:
+        """The token was shown; from now on a cookie does."""
+        if self._sessions is not None:
+            self._sessions.begin(request)
+        return Answer(b'{"status":"ok"}')
+
+    def _end_session(self, request: Request) -> Answer:
+        if self._sessions is not None:
+            self._sessions.end(request)
+        return Answer(b'{"status":"ok"}')
 
     def _readyz(self, request: Request) -> Answer:
         ready, why = self._operations.readiness()
@@ -177,6 +223,10 @@ class AdminRoot(Resource):
         return known.addCallback(answer)
 
 
+def _told(feed: Feed) -> Callable[[Request], Answer]:
+    return lambda _: Answer(news(feed))
+
+
 class _Refusal(Resource):
     """The same answer to every method."""
 
@@ -199,14 +249,6 @@ def _denied(message: str) -> GatewayError:
     return GatewayError(message, status=403, code="forbidden")
 
 
-def _shown(request: Request) -> bytes:
-    """The token that came with ``request``; never equal to one if none did."""
-    scheme, _, given = (request.getHeader(b"authorization") or b"").partition(b" ")
-    if scheme.lower() == b"bearer":
-        return given.strip()
-    return bytes(request.getPassword())
-
-
 def _is_local_name(request: Request) -> bool:
     host = request.getHeader(b"host")
     if not host or getattr(request.getHost(), "host", None) is None:
@@ -227,11 +269,6 @@ def _is_foreign(request: Request) -> bool:
         return True
     origin = request.getHeader(b"origin")
     return origin is not None and origin.partition(b"://")[2] != request.getHeader(b"host")
-
-
-_INDEX = b"""<!doctype html><html lang="en"><meta charset="utf-8"><title>llmgw</title>
-<h1>llmgw</h1><ul><li><a href="/api/state">state</a><li><a href="/metrics">metrics</a>
-<li><a href="/readyz">readyz</a><li><a href="/livez">livez</a></ul></html>"""
 
 
 class AdminRequest(Request):

@@ -36,6 +36,7 @@ class AccessLine(Struct, omit_defaults=True):
     :param model: the name the client used; ``target`` the one the backend was asked for.
     :param why: the router's reason.
     :param attempts: how many backends were asked.
+    :param waited_s: for a slot (``[admission]``).
     :param ttft_s: from the request's arrival to the first token's at our socket.
     :param outcome: ``done``, ``client_gone``, ``cut``, or the error's code.
     """
@@ -55,6 +56,7 @@ class AccessLine(Struct, omit_defaults=True):
     backend: str | None = None
     why: str | None = None
     attempts: int = 0
+    waited_s: float = 0.0
     overhead_s: float | None = None
     ttft_s: float | None = None
     prompt_tokens: int | None = None
@@ -81,6 +83,7 @@ class AccessLine(Struct, omit_defaults=True):
         backend: str | None,
         why: str | None,
         attempts: int,
+        waited_s: float,
         overhead_s: float | None,
         ttft_s: float | None,
         used: Usage | None,
@@ -104,6 +107,7 @@ class AccessLine(Struct, omit_defaults=True):
             backend=backend,
             why=why,
             attempts=attempts,
+            waited_s=round(waited_s, 6),
             overhead_s=None if overhead_s is None else round(overhead_s, 6),
             ttft_s=None if ttft_s is None else round(ttft_s, 6),
             prompt_tokens=used.prompt_tokens if used else None,

@@ -109,34 +109,35 @@ class Account:
         )
         if self.outcome == "client_gone":
             gateway.metrics.client_abort()
+        line = (
+            gateway.wall_clock() - (now_s - arrived_s),
+            self.request_id,
+            incoming.peer,
+            incoming.head.method,
+            self.route,
+            status,
+            self.outcome,
+            now_s - arrived_s,
+            self.key,
+            self.model,
+            self.target,
+            self.streaming,
+            self.backend,
+            self.why,
+            self.attempts,
+            self.waited_s,
+            overhead_s,
+            ttft_s,
+            used,
+            incoming.sent_bytes,
+            incoming.head.headers.get(b"user-agent"),
+        )
+        if self.model is not None or status >= 400:
+            gateway.recent.add(line)
         log = gateway.access_log
         if log is None:
             return
         share = gateway.config.log.access_sample
         if share < 1 and status < 400 and gateway.dice.random() >= share:
             return
-        agent = incoming.head.headers.get(b"user-agent")
-        log.write(
-            (
-                gateway.wall_clock() - (now_s - arrived_s),
-                self.request_id,
-                incoming.peer,
-                incoming.head.method,
-                self.route,
-                status,
-                self.outcome,
-                now_s - arrived_s,
-                self.key,
-                self.model,
-                self.target,
-                self.streaming,
-                self.backend,
-                self.why,
-                self.attempts,
-                overhead_s,
-                ttft_s,
-                used,
-                incoming.sent_bytes,
-                agent,
-            )
-        )
+        log.write(line)

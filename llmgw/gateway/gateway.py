@@ -13,6 +13,7 @@ from llmgw.core.overload import Level
 from llmgw.errors import GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange, new_request_id
+from llmgw.gateway.recent import Recent
 from llmgw.gateway.waiting import WaitingRoom
 from llmgw.values import Backend, Caps, Choice, Usage
 from llmgw.wire.later import Task
@@ -94,6 +95,7 @@ class Gateway:
     :ivar in_flight: requests at work.
     :ivar overload: what is no longer done; set by the process's beat.
     :ivar waiting: those of them that wait for a slot.
+    :ivar recent: the last ones that are over.
     """
 
     log = Logger()
@@ -140,6 +142,7 @@ class Gateway:
         self._warned_s: dict[tuple[str, str], float] = {}
         self._tasks: set[Task] = set()
         self.waiting = WaitingRoom(self)
+        self.recent = Recent()
         self.configure(config)
 
     def configure(self, config: Config) -> None:

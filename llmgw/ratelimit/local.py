@@ -20,7 +20,7 @@ from llmgw.interfaces import CONTRACT, IRateLimiter, IRateLimiterFactory
 from llmgw.values import Cost, Decision, LimitState, Policy, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from twisted.internet.interfaces import IReactorTime
 
@@ -89,6 +89,19 @@ class _Ledger:
             None if requests is None else requests.take(cost.requests, now_s),
             None if tokens is None else tokens.take(cost.tokens, now_s),
         )
+
+    def picture(self, subject: str, now_s: float) -> dict[str, Any]:
+        """What is used, as plain values."""
+        told: dict[str, Any] = {
+            "policy": self.policy.name,
+            "key": subject or None,
+            "running": self.running,
+            "concurrent": self.policy.concurrent,
+        }
+        for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                told[unit] = {"left": floor(bucket.refill(now_s)), "limit": floor(bucket.burst)}
+        return told
 
     def says_nothing(self, now_s: float) -> bool:
         """A fresh ledger would be the same."""
@@ -192,6 +205,17 @@ class LocalRateLimiter:
             if used is None and ledger.requests is not None and requests is not None:
                 ledger.requests.give_back(requests, now_s)
         charges.clear()
+
+    def usage(self, subjects: Iterable[str], policies: Iterable[str]) -> list[dict[str, Any]]:
+        """How much of each limit is used, for people: of those ``subjects`` that have a ledger.
+
+        :param policies: names of policies; a policy of all together is told once, with no subject.
+        :return: plain values; ``left`` and ``limit`` of a dimension that is limited, ``running`` requests.
+        """
+        now_s = self._clock()
+        names = [(policy, subject) for policy in policies for subject in ("", *subjects)]
+        found = ((name, self._ledgers.get(name)) for name in names)
+        return [ledger.picture(name[1], now_s) for name, ledger in found if ledger is not None]
 
     def _sweep(self, now_s: float, newcomers: int) -> None:
         ledgers = self._ledgers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +19,9 @@ from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
+from llmgw.admin import assets
 from llmgw.admin import events as events_module
+from llmgw.admin import session as session_module
 from llmgw.admin import site as site_module
 from llmgw.admin.site import AdminRoot, AdminSite
 from llmgw.errors import ConfigError, ConfigFault, ModelNotFound, PluginError
@@ -74,6 +77,18 @@ class Gateway:
         self.draining = True
 
 
+class Numbers:
+    """A feed: ``total`` numbers, of which the last three are kept."""
+
+    name = "numbers"
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def since(self, seen: int) -> list[int]:
+        return list(range(max(seen, self.total - 3), self.total))
+
+
 class Answer:
     """A response, taken apart."""
 
@@ -101,7 +116,10 @@ class Admin:
     def __init__(self, token: str | None = None) -> None:
         self.clock = Clock()
         self.gateway = Gateway()
-        self.root = AdminRoot(self.gateway, token, reactor=self.clock)
+        self.feed = Numbers()
+        self.root = AdminRoot(
+            self.gateway, token, reactor=self.clock, feeds=[self.feed], wall_clock=self.clock.seconds
+        )
         self.site = AdminSite(self.root)
         self.site.doStart()
 
@@ -229,6 +247,12 @@ def test_another_method_is_405_with_allow(admin: Admin, method: str, path: str, 
         "/api/backends/b0/drain/x",
         "//api/state",
         "/%2e%2e/etc/passwd",
+        "/assets",
+        "/assets/",
+        "/assets/none.js",
+        "/assets/..",
+        "/assets/%2e%2e%2fsite.py",
+        "/assets/style.css/",
         "/%00",
     ],
 )
@@ -238,7 +262,7 @@ def test_other_paths_are_404(admin: Admin, path: str) -> None:
         assert (answer.status, answer.code) == (404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/nothing", "/api/events"])
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/nothing", "/api/events"])
 def test_no_answer_is_stored_or_names_its_server(admin: Admin, path: str) -> None:
     headers = admin.ask("GET", path).headers
     assert headers["cache-control"] == "no-store"
@@ -423,7 +447,7 @@ def test_the_token_is_compared_in_constant_time(locked: Admin, monkeypatch: pyte
         compared.append((one, other))
         return False
 
-    monkeypatch.setattr(site_module.hmac, "compare_digest", compare_digest)
+    monkeypatch.setattr(session_module.hmac, "compare_digest", compare_digest)
     assert locked.ask("GET", "/metrics", BEARER).status == 401
     assert compared == [(TOKEN.encode(), TOKEN.encode())]
 
@@ -492,6 +516,128 @@ def test_foreign_pages_move_no_levers(headers: dict[str, str], status: int) -> N
         admin.close()
 
 
+# --- the dashboard's files ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "content_type"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/assets/main.js", "text/javascript; charset=utf-8"),
+        ("/assets/style.css", "text/css; charset=utf-8"),
+        ("/assets/icon.svg", "image/svg+xml"),
+    ],
+)
+def test_a_file_has_its_type_and_is_sent_again_only_when_it_changed(
+    admin: Admin, path: str, content_type: str
+) -> None:
+    first = admin.ask("GET", path)
+    assert (first.status, first.headers["content-type"]) == (200, content_type)
+    assert first.headers["cache-control"] == "no-cache"
+    assert "'unsafe" not in first.headers["content-security-policy"]
+    again = admin.ask("GET", path, {"if-none-match": first.headers["etag"]})
+    assert (again.status, again.body, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert admin.ask("GET", path, {"if-none-match": '"other"'}).body == first.body
+    assert admin.ask("HEAD", path).headers["etag"] == first.headers["etag"]
+    assert admin.ask("POST", path).status == 405
+
+
+def test_pages_hold_no_script_or_style_and_nothing_from_elsewhere(admin: Admin) -> None:
+    for name, file in assets.load().items():
+        text = file.decode()
+        if name.endswith(".html"):
+            assert not re.search(
+                r"<style|<script(?! type=\"module\" src=\"/assets/)|\sstyle=|\son\w+=", text
+            ), name
+        assert not re.search(r"(?:src|href|from|import\(|url\()[ =]*[\"']?(?:https?:)?//", text), name
+
+
+def test_files_are_open_and_what_they_show_is_not(locked: Admin) -> None:
+    assert locked.ask("GET", "/assets/style.css", {"host": "gateway.example"}).status == 200
+    assert locked.ask("GET", "/assets/dashboard.html").status == 200
+    assert locked.ask("GET", "/api/state").status == 401
+
+
+# --- sessions -----------------------------------------------------------------
+
+
+def sign_in(admin: Admin, **headers: str) -> str:
+    answer = admin.ask("POST", "/api/session", {**BEARER, **headers})
+    assert answer.status == 200
+    cookie, *flags = answer.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200"} <= set(flags)
+    return cookie
+
+
+def test_a_browser_gets_a_form_and_no_prompt(locked: Admin) -> None:
+    answer = locked.ask("GET", "/", {"accept": "text/html,*/*", "sec-fetch-mode": "navigate"})
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert b'id="token"' in answer.body
+    answer = locked.ask("GET", "/api/state", {"accept": "*/*", "sec-fetch-mode": "cors"})
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+
+
+def test_the_token_once_and_then_the_cookie(locked: Admin) -> None:
+    cookie = sign_in(locked)
+    assert TOKEN not in cookie
+    assert locked.ask("GET", "/api/state", {"cookie": cookie}).status == 200
+    assert locked.ask("POST", "/api/drain", {"cookie": cookie, "sec-fetch-site": "same-origin"}).status == 202
+    assert locked.ask("GET", "/", {"cookie": cookie}).status == 200
+    assert locked.ask("GET", "/api/session", {"cookie": cookie}).json == {"token": True}
+
+
+def test_a_cookie_ends_after_twelve_hours_and_with_the_token(locked: Admin) -> None:
+    cookie = sign_in(locked)
+    other = Admin("another-token")
+    assert other.ask("GET", "/api/state", {"cookie": cookie}).status == 401
+    other.close()
+    locked.clock.advance(12 * 3600 - 1)
+    assert locked.ask("GET", "/api/state", {"cookie": cookie}).status == 200
+    locked.clock.advance(1)
+    assert locked.ask("GET", "/api/state", {"cookie": cookie}).status == 401
+
+
+def test_a_cookie_of_ones_own_making_is_worth_nothing(locked: Admin) -> None:
+    name, _, value = sign_in(locked).partition("=")
+    expiry, _, seal = value.partition(".")
+    for made in (
+        "",
+        ".",
+        "x.y",
+        f"{int(expiry) + 1}.{seal}",
+        f"{expiry}.",
+        f"{expiry}.{seal}0",
+        f"{expiry}.\xff",
+    ):
+        assert locked.ask("GET", "/api/state", {"cookie": f"{name}={made}"}).status == 401, made
+
+
+def test_a_wrong_token_begins_no_session(locked: Admin) -> None:
+    answer = locked.ask("POST", "/api/session", {"authorization": "Bearer wrong"})
+    assert answer.status == 401
+    assert "set-cookie" not in answer.headers
+
+
+def test_a_cookie_moves_no_levers_for_pages_of_others(locked: Admin) -> None:
+    cookie = sign_in(locked)
+    for foreign in ({"origin": "http://evil.example"}, {"sec-fetch-site": "same-site"}):
+        assert locked.ask("POST", "/api/drain", {"cookie": cookie, **foreign}).status == 403
+        assert locked.ask("POST", "/api/session", {**BEARER, **foreign}).status == 403
+        assert locked.ask("DELETE", "/api/session", {"cookie": cookie, **foreign}).status == 403
+
+
+def test_signing_out_takes_the_cookie_away(locked: Admin) -> None:
+    answer = locked.ask("DELETE", "/api/session", {"cookie": sign_in(locked)})
+    assert answer.status == 200
+    assert answer.headers["set-cookie"].startswith("llmgw_admin=; Max-Age=0; ")
+
+
+def test_without_a_token_there_is_nothing_to_sign_in_to(admin: Admin) -> None:
+    assert admin.ask("GET", "/api/session").json == {"token": False}
+    assert "set-cookie" not in admin.ask("POST", "/api/session").headers
+    assert admin.ask("GET", "/", {"accept": "text/html"}).status == 200
+
+
 # --- bodies -------------------------------------------------------------------
 
 
@@ -532,6 +678,12 @@ def test_a_strangers_body_is_not_kept(locked: Admin, monkeypatch: pytest.MonkeyP
 # --- events -------------------------------------------------------------------
 
 
+def news_of(raw: bytes) -> list[Any]:
+    """What came of the feed ``numbers``."""
+    found = re.findall(rb"event: numbers\ndata: (.*)\n\n", raw)
+    return [json.loads(each) for each in found]
+
+
 def events_of(raw: bytes) -> list[Any]:
     """What a chunked stream has said so far: states, and ``":"`` for comments."""
     body = raw.partition(b"\r\n\r\n")[2]
@@ -543,6 +695,8 @@ def events_of(raw: bytes) -> list[Any]:
     assert text == b"" or text.endswith(b"\n\n")
     found: list[Any] = []
     for block in text.split(b"\n\n")[:-1]:
+        if block.startswith(b"event: "):
+            continue
         found.append(":" if block == b":" else json.loads(block.removeprefix(b"data: ")))
     return found
 
@@ -620,6 +774,30 @@ def test_a_state_that_cannot_be_read_is_logged_and_the_stream_goes_on(
     admin.clock.advance(1.0)
     assert events_of(transport.value())[1:] == [{"in_flight": 2}]
     channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_a_feed_is_told_from_its_start_and_then_what_is_new(admin: Admin) -> None:
+    admin.feed.total = 5
+    channel, transport = admin.send("GET", "/api/events")
+    assert news_of(transport.value()) == [{"total": 5, "items": [2, 3, 4]}]
+    admin.clock.advance(1.0)
+    admin.feed.total = 6
+    admin.clock.advance(1.0)
+    admin.clock.advance(1.0)
+    assert news_of(transport.value())[1:] == [{"total": 6, "items": [5]}]
+    transport.producer.pauseProducing()
+    for total in range(7, 20):
+        admin.feed.total = total
+        admin.clock.advance(1.0)
+    transport.producer.resumeProducing()
+    admin.clock.advance(1.0)
+    assert news_of(transport.value())[2:] == [{"total": 19, "items": [16, 17, 18]}]
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
+def test_a_feed_can_be_asked_for(admin: Admin) -> None:
+    admin.feed.total = 2
+    assert admin.ask("GET", "/api/numbers").json == {"total": 2, "items": [0, 1]}
 
 
 def test_listeners_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,3 +359,33 @@ def test_factory_names_each_unknown_option() -> None:
     with pytest.raises(ConfigError) as caught:
         LocalRateLimiterFactory().build({"url": "redis://", "burst": 3}, Clock())
     assert [fault.where for fault in caught.value.faults] == ["url", "burst"]
+
+
+def test_usage_tells_what_is_left_to_those_who_came() -> None:
+    limits, clock = limiter()
+    policies = [
+        Policy("fair", requests_per_minute=60, tokens_per_minute=6000, concurrent=4),
+        Policy("all", scope="global", requests_per_minute=600),
+    ]
+    limits.admit("ada", policies, Cost(1, 1000))
+    limits.admit("ada", policies, Cost(1, 1000))
+    told = limits.usage(["ada", "nobody"], ["fair", "all", "keys.ada"])
+    assert told == [
+        {
+            "policy": "fair",
+            "key": "ada",
+            "running": 2,
+            "concurrent": 4,
+            "requests": {"left": 58, "limit": 60},
+            "tokens": {"left": 4000, "limit": 6000},
+        },
+        {
+            "policy": "all",
+            "key": None,
+            "running": 2,
+            "concurrent": None,
+            "requests": {"left": 598, "limit": 600},
+        },
+    ]
+    clock.advance(60)
+    assert limits.usage(["ada"], ["fair"])[0]["tokens"] == {"left": 6000, "limit": 6000}

@@ -1,0 +1,1 @@
+The admin listener shows a dashboard: the fleet live, what stands out, recent decisions with their reasons, limits by key, an explain box. With `admin_token_file` it asks for the token once and keeps a cookie.

@@ -1,0 +1,1 @@
+`/api/decisions` and `/api/history` tell the last requests and the last ten minutes; access lines have `waited_s`.
