@@ -15,6 +15,7 @@ next one, busy or not. So the gateway unloads what it has chosen before it loads
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -276,7 +277,7 @@ def _slots_in(args: Any) -> int | None:
     """The slots that a model's own command line sets; ``-1`` leaves it to the server."""
     if not isinstance(args, list):
         return None
-    for flag, value in zip(args, args[1:], strict=False):
+    for flag, value in pairwise(args):
         if flag in ("-np", "--parallel", "--n-parallel") and isinstance(value, str) and value.isdecimal():
             return int(value)
     return None

@@ -61,7 +61,9 @@ def test_provides_its_interfaces(house: House) -> None:
     verifyObject(ICallers, house.checker)
 
 
-@pytest.mark.parametrize(("secret", "key_id"), [(ADA, b"ada22222"), (IMPORTED, b"legacy")], ids=["made", "imported"])
+@pytest.mark.parametrize(
+    ("secret", "key_id"), [(ADA, b"ada22222"), (IMPORTED, b"legacy")], ids=["made", "imported"]
+)
 def test_a_known_key_gives_its_id_at_once(house: House, secret: str, key_id: bytes) -> None:
     assert house.who(secret) == key_id
 
