@@ -18,6 +18,7 @@ from llmgw.core.body import BodyLimits
 from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.caller import Callers
 from llmgw.gateway.filtering import Filter, Filters
+from llmgw.listen.parsers import own_haproxy
 from llmgw.store.store import Store
 from llmgw.systemd import why_not_activated
 
@@ -65,7 +66,7 @@ def build_listeners(
     faults: list[ConfigFault] = []
     for index, text in enumerate(descriptions):
         try:
-            listeners.append((text, strports.service(text, factory, sockets.reactor_for(text))))
+            listeners.append((text, strports.service(own_haproxy(text), factory, sockets.reactor_for(text))))
         except Exception as error:  # each endpoint parser has errors of its own
             why = why_not_activated(text) or " ".join(str(error).split()) or type(error).__name__
             faults.append(ConfigFault(f"{key}[{index}]", f"{text}: {why}"))

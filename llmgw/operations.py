@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmgw.service import GatewayService
 
 NO_TRAFFIC = BackendTraffic()
+EXPIRES = "When the first certificate of a llmtls: listener runs out, Unix time."
 FIRST_LOOK_S = 3.0
 """How long a start may wait for every backend's first look before it counts as ready."""
 
@@ -133,7 +134,9 @@ class Operations:
         gateway, site = service.gateway, service.site
         store = service.store
         dropped = gateway.access_log.dropped if gateway.access_log is not None else 0
-        return {
+        expires = service.certificate_expires
+        certificates = {} if expires is None else {"llmgw_certificate_expires_seconds": (EXPIRES, expires)}
+        return certificates | {
             "llmgw_connections": ("Client connections.", len(site.connections)),
             "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
             "llmgw_waiting": ("Requests that wait for a slot.", len(gateway.waiting)),

@@ -41,6 +41,7 @@ from llmgw.core.retry import RetryBudget
 from llmgw.discoveries import Discoveries
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
+from llmgw.listen.tls import certificate_warnings, first_expiry, reread_all
 from llmgw.listening import Sockets
 from llmgw.operations import Operations
 from llmgw.pressure import Pressure
@@ -177,6 +178,19 @@ class GatewayService(Service):
         """Seconds since the start."""
         return self.clock() - self._started_s
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is allowed and worth a line: of the configuration, and of the certificates in use."""
+        told = list(self.config.warnings)
+        for key, listeners in (("listen", self._listeners), ("admin", self._admin)):
+            told += certificate_warnings(key, listeners)
+        return told
+
+    @property
+    def certificate_expires(self) -> float | None:
+        """Unix time at which the first certificate in use runs out; ``None``: there is none of ours."""
+        return first_expiry([*self._listeners, *self._admin])
+
     # --- start --------------------------------------------------------------------
 
     def privilegedStartService(self) -> None:
@@ -210,7 +224,7 @@ class GatewayService(Service):
         self.discoveries.start()
         self.history.start()
         take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
-        for warning in self.config.warnings:
+        for warning in self.warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info(
             "llmgw {version} serves {listen} with {count} backends, router {router}",
@@ -334,6 +348,7 @@ class GatewayService(Service):
         callers = build_callers(config)
         filters = build_filters(config, self.clock)
         self.backends.verify(config)
+        certificates = [*reread_all("listen", self._listeners), *reread_all("admin", self._admin)]
         fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(old, key)]
         self.config = config
         gateway = self.gateway
@@ -347,9 +362,11 @@ class GatewayService(Service):
         self._configure_site()
         self.pressure.configure(config.overload)
         self.discoveries.apply(config)
+        for put_to_use in certificates:
+            put_to_use()
         if gateway.access_log is not None:
             gateway.access_log.reopen()
-        for warning in config.warnings:
+        for warning in self.warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
         return fixed

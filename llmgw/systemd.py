@@ -102,7 +102,7 @@ def why_not_activated(text: str, environment: Mapping[str, str] | None = None, p
     :param environment: what the process was started with; Twisted removes from
         ``os.environ`` what it has read.
     """
-    if text.partition(":")[0] != "systemd":
+    if not re.match(r"(?:(?:llmtls|proxied|haproxy):)*systemd:", text):
         return ""
     environment = _first_environment() if environment is None else environment
     pid = os.getpid() if pid is None else pid

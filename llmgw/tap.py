@@ -78,11 +78,11 @@ class Options(usage.Options):
             if self["check"]:
                 from twisted.internet import reactor
 
-                GatewayService(self.config, reactor)
+                warnings = GatewayService(self.config, reactor).warnings
         except (ConfigError, PluginError) as error:
             raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
         if self["check"]:
-            for warning in self.config.warnings:
+            for warning in warnings:
                 print(f"llmgw: warning: {warning}", file=sys.stderr)
             print(f"llmgw: {self.config.source or 'the options'}: good")
             raise SystemExit(0)

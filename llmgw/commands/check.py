@@ -29,7 +29,7 @@ def check(file: str, as_json: bool) -> None:
     try:
         config = load_config(file)
         warnings = list(config.warnings)
-        GatewayService(config, reactor)
+        warnings = GatewayService(config, reactor).warnings
     except ConfigError as error:
         faults = [str(fault) for fault in error.faults]
     except PluginError as error:

@@ -20,6 +20,7 @@ from llmgw.config.files import absolute_path, existing_file, private_file
 from llmgw.config.reader import Reader
 from llmgw.config.words import did_you_mean, shown
 from llmgw.core.allowed import settled
+from llmgw.listen import PROXIED_PARAMETERS, TLS_PARAMETERS
 from llmgw.store.address import parse_address, parse_sentinel
 
 # --- URLs, networks, origins --------------------------------------------------
@@ -130,8 +131,8 @@ def is_local_url(url: str) -> bool:
 
 # --- endpoint strings ---------------------------------------------------------
 
-# Parameters in the order of the parsers of Twisted 26; a listener type of our
-# own is one more line here. Types that are not listed pass through as they are.
+# Parameters in the order of the parsers of Twisted 26. Types that are not listed
+# pass through as they are.
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "tcp": ("port", "interface", "backlog"),
     "tcp6": ("port", "backlog", "interface"),
@@ -142,7 +143,16 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "tls": ("path", "port", "backlog", "interface"),
     "unix": ("address", "mode", "backlog", "lockfile"),
 }
-_PATHS = ("privateKey", "certKey", "extraCertChain", "dhParameters", "path", "address")
+# Types that wrap another endpoint, with the parameters that are theirs and have names only.
+_WRAPPERS: Mapping[str, tuple[str, ...]] = {
+    "haproxy": PROXIED_PARAMETERS,
+    "proxied": PROXIED_PARAMETERS,
+    "llmtls": TLS_PARAMETERS,
+}
+_PATHS = (
+    *("privateKey", "certKey", "certs", "clientCA"),
+    *("extraCertChain", "dhParameters", "path", "address"),
+)
 
 
 class _Endpoint(Struct):
@@ -150,9 +160,11 @@ class _Endpoint(Struct):
 
     :param parts: the raw text between unescaped colons, escapes kept.
     :param places: unescaped value of each parameter and the index of its part.
+    :param wrappers: what stands around it, the outermost first.
     """
 
     kind: str
+    wrappers: list[str]
     parts: list[str]
     places: dict[str, tuple[int, str]]
     surplus: list[str]
@@ -160,6 +172,37 @@ class _Endpoint(Struct):
 
 def _endpoint(description: str) -> _Endpoint:
     """:raise ValueError: it ends in the middle of an escape."""
+    parts = _parts(description)
+    arguments: list[tuple[int, str]] = []
+    places: dict[str, tuple[int, str]] = {}
+    for index, part in enumerate(parts):
+        keyword = re.match(r"((?:\\.|[^\\=])*)=", part, re.DOTALL)
+        within = arguments and all(value in _WRAPPERS for _, value in arguments)
+        # llmtls:tcp\:80\:backlog=7 has an inner string, and not a parameter tcp:80:backlog.
+        if keyword and not (within and ":" in _unescape(keyword[1])):
+            places[_unescape(keyword[1])] = (index, _unescape(part[keyword.end() :]))
+        else:
+            arguments.append((index, _unescape(part)))
+    wrappers: list[str] = []
+    while len(arguments) > 1 and arguments[0][1] in _WRAPPERS:
+        wrappers.append(arguments.pop(0)[1])
+        index, inner = arguments[0]
+        if ":" in inner:
+            # An inner string given whole is written out, part by part.
+            return _endpoint(":".join([*parts[:index], *_parts(inner), *parts[index + 1 :]]))
+    kind = arguments[0][1] if arguments else ""
+    own = _PARAMETERS.get(kind, ())
+    names = own and own + tuple(name for each in wrappers for name in _WRAPPERS[each])
+    surplus = [name for name in places if names and name not in names]
+    for name, place in zip(own, arguments[1:], strict=False):
+        if name in places:
+            surplus.append(name)
+        places[name] = place
+    surplus += [value for _, value in arguments[1 + len(own) :] if own]
+    return _Endpoint(kind, wrappers, parts, places, surplus)
+
+
+def _parts(description: str) -> list[str]:
     pieces = re.findall(r"\\.|[^\\]|\\$", description, re.DOTALL)
     if "\\" in pieces:
         raise ValueError("ends in a lone backslash")
@@ -169,26 +212,7 @@ def _endpoint(description: str) -> _Endpoint:
             parts.append("")
         else:
             parts[-1] += piece
-    arguments: list[tuple[int, str]] = []
-    places: dict[str, tuple[int, str]] = {}
-    for index, part in enumerate(parts):
-        keyword = re.match(r"((?:\\.|[^\\=])*)=", part, re.DOTALL)
-        if keyword:
-            places[_unescape(keyword[1])] = (index, _unescape(part[keyword.end() :]))
-        else:
-            arguments.append((index, _unescape(part)))
-    # The PROXY protocol wraps any other endpoint: haproxy:tcp:8000.
-    while len(arguments) > 1 and arguments[0][1] == "haproxy":
-        del arguments[0]
-    kind = arguments[0][1] if arguments else ""
-    names = _PARAMETERS.get(kind, ())
-    surplus = [name for name in places if names and name not in names]
-    for name, place in zip(names, arguments[1:], strict=False):
-        if name in places:
-            surplus.append(name)
-        places[name] = place
-    surplus += [value for _, value in arguments[1 + len(names) :] if names]
-    return _Endpoint(kind, parts, places, surplus)
+    return parts
 
 
 def port_of(description: str) -> int | None:
@@ -208,20 +232,23 @@ def listener(reader: Reader, where: str, description: str) -> str:
     for ``serverFromString`` to say.
     """
     endpoint = _endpoint(description)
-    names = _PARAMETERS.get(endpoint.kind)
-    if names is None:
-        if not endpoint.kind:
-            raise ValueError("names no endpoint type")
+    own = _PARAMETERS.get(endpoint.kind, ())
+    if not endpoint.kind or endpoint.kind in _WRAPPERS:
+        raise ValueError("names no endpoint type" if not endpoint.kind else "wraps no endpoint")
+    if not own and not endpoint.wrappers:
         return description
+    names = own + tuple(name for each in endpoint.wrappers for name in _WRAPPERS[each])
     for name in endpoint.surplus:
         what = "doubled" if name in names else "unknown"
         hint = did_you_mean(name, [each for each in names if each != name])
         reader.fault(where, f"{endpoint.kind}: {what} parameter {shown(name)}{hint}")
-    if names[0] not in endpoint.places:
-        reader.fault(where, f"{endpoint.kind}: {names[0]} is missing")
+    if own and own[0] not in endpoint.places:
+        reader.fault(where, f"{endpoint.kind}: {own[0]} is missing")
     port = endpoint.places.get("port", (0, "0"))[1]
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         reader.fault(where, f"{endpoint.kind}: bad port {shown(port)}")
+    if "llmtls" in endpoint.wrappers and endpoint.kind in ("ssl", "tls"):
+        reader.fault(where, f"llmtls: wraps an endpoint without TLS, such as tcp:8443, not {endpoint.kind}")
     if endpoint.kind == "ssl" and "privateKey" not in endpoint.places:
         # Twisted's own default, made to count from the folder of the file as well.
         endpoint.places["privateKey"] = (len(endpoint.parts), "server.pem")

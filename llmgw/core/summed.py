@@ -26,6 +26,7 @@ RULES: Mapping[str, str] = {
     "llmgw_overload_level": "max",
     "llmgw_memory_share": "max",
     "llmgw_store_up": "min",
+    "llmgw_certificate_expires_seconds": "min",
     "llmgw_backend_cap": "max",
     "llmgw_backend_slots": "max",
     "llmgw_backend_ttft_seconds": "mean",

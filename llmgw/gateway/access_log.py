@@ -37,6 +37,7 @@ class AccessLine(Struct, omit_defaults=True):
     :param why: the router's reason.
     :param attempts: how many backends were asked.
     :param waited_s: for a slot (``[admission]``).
+    :param certificate: the subject of the client's certificate (RFC 4514), where one was asked for.
     :param ttft_s: from the request's arrival to the first token's at our socket.
     :param outcome: ``done``, ``client_gone``, ``cut``, or the error's code.
     """
@@ -64,6 +65,7 @@ class AccessLine(Struct, omit_defaults=True):
     output_tokens: int | None = None
     bytes: int = 0
     agent: str | None = None
+    certificate: str | None = None
 
     @classmethod
     def of(
@@ -89,6 +91,7 @@ class AccessLine(Struct, omit_defaults=True):
         used: Usage | None,
         sent_bytes: int,
         agent: Agent,
+        certificate: str | None,
     ) -> AccessLine:
         """A line of raw figures, as an account hands them over."""
         return cls(
@@ -115,6 +118,7 @@ class AccessLine(Struct, omit_defaults=True):
             output_tokens=used.output_tokens if used else None,
             bytes=sent_bytes,
             agent=agent[:128].decode("latin-1") if agent else None,
+            certificate=certificate,
         )
 
 

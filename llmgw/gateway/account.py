@@ -131,6 +131,7 @@ class Account:
             used,
             incoming.sent_bytes,
             incoming.head.headers.get(b"user-agent"),
+            incoming.certificate,
         )
         if self.model is not None or status >= 400:
             gateway.recent.add(line)

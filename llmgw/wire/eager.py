@@ -14,7 +14,7 @@ and ``dataBuffer`` of ``twisted.internet.abstract.FileDescriptor``,
 ``threadCallQueue`` of ``twisted.internet.base.ReactorBase``). Wherever they are
 not as expected, public ways are used.
 
-1. Only for plain TCP and unix transports; TLS and foreign ones use ``write``.
+1. Only for plain TCP and unix transports, and TLS of our own on these; foreign ones use ``write``.
 2. What the socket does not take goes to ``write``, so ordering, back-pressure
    (``registerProducer``) and error reporting stay Twisted's.
 3. Before a transport is closed its :class:`Sender` must be flushed.
@@ -22,6 +22,7 @@ not as expected, public ways are used.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.base import ReactorBase
@@ -40,10 +41,10 @@ class Outbox:
     """Senders with something to send, until the end of the turn."""
 
     def __init__(self, reactor: Any) -> None:
-        self._waiting: list[Sender] = []
+        self._waiting: list[Sender | TlsSender] = []
         self._later = _end_of_turn(reactor)
 
-    def add(self, sender: Sender) -> None:
+    def add(self, sender: Sender | TlsSender) -> None:
         """``sender`` is flushed when this turn's events have been handled."""
         waiting = self._waiting
         waiting.append(sender)
@@ -81,25 +82,44 @@ class Sender:
             return
         data = pending[0] if len(pending) == 1 else b"".join(pending)
         pending.clear()
-        transport = self._transport
-        if transport._tempDataBuffer or transport.dataBuffer or not transport.connected:
-            transport.write(data)
-            return
-        try:
-            sent = self._send(data)
-        except OSError:
-            # EAGAIN waits for writability; a real error comes back from
-            # Twisted's own send, which reports it to connectionLost.
-            transport.write(data)
-            return
-        if sent != len(data):
-            transport.write(data[sent:])
+        _send(self._transport, self._send, data)
 
     @property
     def is_flushed(self) -> bool:
         """Everything has left for the kernel."""
         transport = self._transport
         return not (self._pending or transport._tempDataBuffer or transport.dataBuffer)
+
+
+class TlsSender:
+    """Writes to TLS of our own: what one turn has brought becomes one record."""
+
+    __slots__ = ("_outbox", "_pending", "_transport")
+
+    def __init__(self, transport: Any, outbox: Outbox) -> None:
+        self._transport = transport
+        self._outbox = outbox
+        self._pending: list[bytes] = []
+
+    def __call__(self, data: bytes) -> None:
+        """Send ``data`` at the end of this turn."""
+        pending = self._pending
+        if not pending:
+            self._outbox.add(self)
+        pending.append(data)
+
+    def flush(self) -> None:
+        """Send what waits now."""
+        pending = self._pending
+        if pending:
+            data = pending[0] if len(pending) == 1 else b"".join(pending)
+            pending.clear()
+            self._transport.write(data)
+
+    @property
+    def is_flushed(self) -> bool:
+        """As far as can be told."""
+        return not self._pending
 
 
 class PlainSender:
@@ -124,16 +144,47 @@ class PlainSender:
         return True
 
 
-def sender(transport: Any, outbox: Outbox) -> Sender | PlainSender:
+def sender(transport: Any, outbox: Outbox) -> Sender | TlsSender | PlainSender:
     """The cheapest way to write to ``transport``; call once per connection."""
-    if (
+    if _is_socket(transport):
+        return Sender(transport, outbox)
+    if hasattr(type(transport), "make_sender"):
+        own: TlsSender = transport.make_sender(outbox)
+        return own
+    return PlainSender(transport)
+
+
+def send_at_once(transport: Any) -> Callable[[bytes], None]:
+    """The cheapest way to write to ``transport`` without waiting for the end of the turn."""
+    if not _is_socket(transport):
+        write: Callable[[bytes], None] = transport.write
+        return write
+    return partial(_send, transport, transport.socket.send)
+
+
+def _send(transport: Any, send: Callable[[bytes], int], data: bytes) -> None:
+    if transport._tempDataBuffer or transport.dataBuffer or not transport.connected:
+        transport.write(data)
+        return
+    try:
+        sent = send(data)
+    except OSError:
+        # EAGAIN waits for writability; a real error comes back from
+        # Twisted's own send, which reports it to connectionLost.
+        transport.write(data)
+        return
+    if sent != len(data):
+        transport.write(data[sent:])
+
+
+def _is_socket(transport: Any) -> bool:
+    """A plain transport with the private fields that this module reads."""
+    return (
         isinstance(transport, Connection)
         and not getattr(transport, "TLS", False)
         and hasattr(transport, "_tempDataBuffer")
         and hasattr(transport, "dataBuffer")
-    ):
-        return Sender(transport, outbox)
-    return PlainSender(transport)
+    )
 
 
 def unsent_bytes(transport: Any) -> int:

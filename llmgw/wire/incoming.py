@@ -106,6 +106,11 @@ class Incoming:
         self.status = 0
         self.task: Task | None = None
 
+    @property
+    def certificate(self) -> str | None:
+        """The subject of the client's certificate, where one was asked for."""
+        return self._connection.certificate
+
     # --- the body, coming in ---
 
     @property

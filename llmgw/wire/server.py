@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.interfaces import IHandshakeListener, IProtocolNegotiationFactory
 from twisted.internet.protocol import Factory, Protocol
-from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
@@ -56,12 +55,14 @@ class ClientConnection(Protocol):
 
     :ivar peer: the client's address without port.
     :ivar group: whose connection count it is in; the site's.
+    :ivar certificate: the subject of the client's certificate, where one was asked for.
     """
 
     def __init__(self, site: Site, peer: str) -> None:
         self.site = site
         self.peer = peer
         self.group = ""
+        self.certificate: str | None = None
         self.deadline_s = NEVER
         self.current: Incoming | None = None
         self._fresh: Incoming | None = None
@@ -88,12 +89,11 @@ class ClientConnection(Protocol):
         timeouts = self.site.timeouts
         is_tls = isinstance(transport, TLSMemoryBIOProtocol)
         self.deadline_s = self._opened_s + (timeouts.tls_handshake_s if is_tls else timeouts.request_head_s)
-        if isinstance(transport, ProtocolWrapper) and not is_tls:
-            self.dataReceived = self._first_data  # type: ignore[method-assign]
         self.site.opened(self)
 
     def handshakeCompleted(self) -> None:
         """TLS stands: now the head has its time."""
+        self.certificate = getattr(self.transport, "client_certificate", None)
         if self.current is None and not self._dead:
             self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
 
@@ -240,6 +240,8 @@ class ClientConnection(Protocol):
             self._goodbye(unread=True)
         elif self._served == 0 and not self.site.is_plain(self._transport()):
             # Perhaps a handshake that never ended: there is nobody to say goodbye to.
+            if not getattr(self.transport, "handshaken", True):
+                self.site.count_refusal("tls_handshake_timeout")
             self.deadline_s = NEVER
             self._transport().abortConnection()
         else:
@@ -259,16 +261,6 @@ class ClientConnection(Protocol):
         return True
 
     # --- our own ---
-
-    def _first_data(self, data: bytes) -> None:
-        """Behind a PROXY header: the transport knows the real client only now."""
-        del self.dataReceived
-        peer = getattr(self._transport().getPeer(), "host", None)
-        if peer is not None and peer != self.peer and not self.site.told_peer(self, peer):
-            self._dead = True
-            self._transport().abortConnection()
-            return
-        self.dataReceived(data)
 
     def _state(self) -> str:
         return self._reader.state
@@ -392,6 +384,14 @@ class ClientFactory(Factory):
         ``curl -0`` offers ``http/1.0`` alone.
         """
         return [b"http/1.1", b"http/1.0"]
+
+    def believes(self, host: str) -> bool:
+        """Whether ``host`` may speak for other clients (the PROXY protocol)."""
+        return self.site.is_exempt(host)
+
+    def tls_failed(self) -> None:
+        """A connection has ended for a fault of TLS."""
+        self.site.count_refusal("tls")
 
     def buildProtocol(self, addr: IAddress | None) -> ClientConnection | None:
         """``None`` closes the connection before TLS has begun: a cap is reached."""

@@ -129,6 +129,10 @@ class Site:
         self._recent[group] = count
         return ""
 
+    def is_exempt(self, peer: str) -> bool:
+        """No cap holds for this address: loopback, Unix sockets, ``limits.trusted_networks``."""
+        return not self._group(peer)
+
     def _group(self, peer: str) -> str:
         """Whose count a peer belongs to: itself for IPv4, its /64 for IPv6, nobody's when exempt."""
         try:
@@ -157,24 +161,6 @@ class Site:
         self.connections.discard(connection)
         self.sweep.discard(connection)
         self._count_out(connection)
-
-    def told_peer(self, connection: ClientConnection, peer: str) -> bool:
-        """The PROXY protocol names another client than the peer that speaks it.
-
-        It is believed from those who are exempt from the caps: loopback, unix
-        sockets and ``limits.trusted_networks``.
-
-        :return: whether the connection may stay.
-        """
-        if connection.group:
-            return True
-        reason = self._over_cap_of(self._group(peer))
-        if reason:
-            self.count_refusal(reason)
-            return False
-        connection.peer = peer
-        self._count_in(connection)
-        return True
 
     def _count_in(self, connection: ClientConnection) -> None:
         connection.group = group = self._group(connection.peer)

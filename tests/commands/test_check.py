@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from authority import Authority
 from click.testing import CliRunner
 
 from llmgw.commands.check import check
@@ -55,3 +56,30 @@ def test_json_for_machines(tmp_path):
     told = json.loads(run(path, "--json").stdout)
     assert told["good"] is False
     assert any("workers" in fault for fault in told["faults"])
+
+
+def test_certificates_are_looked_at(tmp_path):
+    authority = Authority()
+    authority.issue("gw.example").write(tmp_path, "good")
+    authority.issue("gw.example", days=3).write(tmp_path, "soon")
+    authority.issue("gw.example", days=-1).write(tmp_path, "late")
+    path = tmp_path / "llmgw.toml"
+
+    def checked(listen: str):
+        path.write_text(f'listen = ["llmtls:tcp:8443:interface=127.0.0.1:{listen}"]\n{GOOD}')
+        return run(path)
+
+    good = checked("privateKey=good.key:certKey=good.crt")
+    assert (good.exit_code, good.stderr) == (0, "")
+    for name, told in [("soon", "expires on"), ("late", "expired on")]:
+        result = checked(f"privateKey={name}.key:certKey={name}.crt")
+        assert result.exit_code == 0
+        assert f"warning: listen[0]: {tmp_path}/{name}.crt: {told}" in result.stderr
+    mixed = checked("privateKey=good.key:certKey=soon.crt")
+    assert mixed.exit_code == 1
+    assert "listen[0]" in mixed.stderr
+    assert "soon.crt: does not belong to the private key in" in mixed.stderr
+    (tmp_path / "good.key").chmod(0o644)
+    loose = checked("privateKey=good.key:certKey=good.crt")
+    assert loose.exit_code == 1
+    assert "is open to other users (mode 0644): chmod 600" in loose.stderr

@@ -29,6 +29,7 @@ from llmgw.builtins import (
     weighted_least_connections,
     weighted_round_robin,
 )
+from llmgw.listen.parsers import llmtls, proxied
 
 __all__ = [
     "adaptive",
@@ -41,12 +42,14 @@ __all__ = [
     "least_connections",
     "llamacpp_health",
     "llamacpp_router_loader",
+    "llmtls",
     "local_limiter",
     "ollama_loader",
     "peak_ewma",
     "power_of_two",
     "prefix_hash",
     "prometheus_health",
+    "proxied",
     "round_robin",
     "static_discovery",
     "uvloop",

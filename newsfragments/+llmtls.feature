@@ -1,0 +1,1 @@
+The endpoint `llmtls:` puts TLS before any other endpoint: certificates by name (SNI), taken over anew by a reload without touching a connection, client certificates, Mozilla's "intermediate" suites and curves, session resumption. `llmgw check` tells what is wrong with certificate files, and warns before they run out.

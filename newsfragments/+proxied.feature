@@ -1,0 +1,1 @@
+The endpoint `proxied:` takes the PROXY protocol, versions 1 and 2, from listed networks (`networks=`, else `limits.trusted_networks` and loopback) and refuses everybody else. `haproxy:` is now read as `proxied:`; before, a stranger's header was ignored and the stranger served. Caps per address count the real client.
