@@ -99,6 +99,7 @@ prefix_hash = RouterFactory(
 )
 
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
+from llmgw.discovery.etcd import EtcdDiscoveryFactory  # noqa: E402
 from llmgw.discovery.static import StaticDiscoveryFactory  # noqa: E402
 from llmgw.filters.deny_pattern import DenyPatternFactory  # noqa: E402
 from llmgw.health.http import HttpHealthFactory  # noqa: E402
@@ -119,3 +120,4 @@ command_loader = CommandFactory()
 local_limiter = LocalRateLimiterFactory()
 keys_checker = KeysCheckerFactory()
 static_discovery = StaticDiscoveryFactory()
+etcd_discovery = EtcdDiscoveryFactory()

@@ -147,6 +147,8 @@ class _Source:
         for index, entry in enumerate(entries):
             key, table = _without_key(entry, index)
             try:
+                if "fault" in table:
+                    raise ValueError(str(table["fault"]))
                 backend = self._backend(table)
                 if backend.id in good:
                     raise ValueError(f"id {backend.id!r} is already that of another entry")
@@ -221,7 +223,7 @@ class _Source:
         if path is None or self._entries is None:
             return
         raw = msgspec.json.encode(_Saved(self.table.plugin, [dict(entry) for entry in self._entries]))
-        new = f"{path}.new"
+        new = f"{path}.{os.getpid()}.new"  # of several workers each writes its own
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(raw)

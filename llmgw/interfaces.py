@@ -265,7 +265,8 @@ class IDiscovery(Interface):
     def start(update: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
         """Begin, and call ``update`` with the *whole* set this source knows at each
         change; each entry has the form of a ``[[backends]]`` table, and may have
-        ``key``, the source's own name for it, which is told when it is refused.
+        ``key``, the source's own name for it, which is told when it is refused; one that
+        the source itself cannot read has ``key`` and ``fault``, which says why.
 
         An empty set is one that the source *said* is empty. While the source is
         out of reach it calls nothing: the last set stays.

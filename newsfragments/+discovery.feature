@@ -1,1 +1,1 @@
-Backends may come and go while the gateway runs (`[[discovery]]`): they are checked like configured ones, must be in allowed networks, and are kept for a while when they vanish, so that a flapping or empty list takes nothing away that works. `static` watches a file.
+Backends may come and go while the gateway runs (`[[discovery]]`): they are checked like configured ones, must be in allowed networks, and are kept for a while when they vanish, so that a flapping or empty list takes nothing away that works. `static` watches a file, `etcd` documents under a prefix.

@@ -52,6 +52,7 @@ ELSEWHERE: set[tuple[str, str]] = {
     ("rate-limiter", "redis"),
     ("health", "prometheus"),
     ("discovery", "static"),
+    ("discovery", "etcd"),
 }
 """Need a server, or answers of their own, and run the same contract in a test of their own."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
@@ -55,6 +56,30 @@ class Standing:
         """The whole set, unless stopped."""
         if self._update is not None:
             self._update(entries)
+
+
+class Backoff:
+    """How long to wait before the next try: each member once in quick turn, then slower round by round.
+
+    :param members: how many there are to try.
+    """
+
+    def __init__(self, members: int, dice: Random, first_s: float = 0.1, most_s: float = 10.0) -> None:
+        self._members = members
+        self._dice = dice
+        self._first_s = first_s
+        self._most_s = most_s
+        self._tries = 0
+
+    def next_s(self) -> float:
+        """Spread by ±20 %, so that gateways do not come in step."""
+        rounds = min(30, self._tries // self._members)
+        self._tries += 1
+        return min(self._most_s, self._first_s * 2.0**rounds) * self._dice.uniform(0.8, 1.2)
+
+    def reset(self) -> None:
+        """All is well again."""
+        self._tries = 0
 
 
 def read_options(kind: type[Options], options: Mapping[str, Any], check: Any = None) -> Options:
