@@ -1,0 +1,1 @@
+`llmgw.testing.FaultProxy` (`python -m llmgw.testing.faults`) stands before a server and refuses, stalls, cuts, resets, garbles or slows its connections at any byte.
