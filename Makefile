@@ -21,7 +21,7 @@ PYTEST_OPTIONS ?=
 # Processes that share the tests; most tests wait for other processes, so more than there are cores.
 PYTEST_WORKERS ?= 4
 # Debian packages that the tests need.
-APT := redis-server redis-sentinel etcd-server
+APT := redis-server redis-sentinel etcd-server haproxy openssl
 
 .PHONY: help run test test-slow lint format clean system
 
@@ -111,6 +111,17 @@ $(CLIENTS): tests/clients/package.json tests/clients/package-lock.json
 		touch $@
 	else
 		echo 'npm ci failed in tests/clients: the tests with clients for Node will be skipped' >&2
+	fi
+
+# sslyze wants older libraries than ours, so it has an environment of its own.
+TOOLS := $(VENV)/tools/.installed
+test test-slow: $(TOOLS)
+$(TOOLS): | $(VENV)/.made
+	@echo 'Installing sslyze'
+	if $(PY) -m venv $(VENV)/tools && $(VENV)/tools/bin/python -m pip --disable-pip-version-check --quiet install 'sslyze >= 6'; then
+		touch $@
+	else
+		echo 'no sslyze: the test with it will be skipped' >&2
 	fi
 
 # Installs what is missing where that is allowed; tests that lack a program say so and are skipped.

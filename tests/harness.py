@@ -441,10 +441,17 @@ class Gateway:
     :ivar admin_port: of its admin listener.
     """
 
-    def __init__(self, folder: Path, config: str, *, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        *,
+        environment: dict[str, str] | None = None,
+        admin_port: int | None = None,
+    ) -> None:
         self.folder = folder
         self.port = free_port()
-        self.admin_port = free_port()
+        self.admin_port = admin_port or free_port()
         head = ""
         if "listen =" not in config:
             head += f'listen = ["tcp:{self.port}:interface=127.0.0.1"]\n'
