@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "demo": Lazy("llmgw.commands.demo:demo", "Run real llama-servers and a gateway before them.", "demo"),
     "keys": Lazy("llmgw.commands.keys:keys", "Make, list and revoke callers' keys."),
     "plugins": Lazy("llmgw.commands.plugins:plugins", "List installed plugins and explain broken ones."),
+    "register": Lazy("llmgw.commands.register:register", "Keep a model server in etcd while it is well."),
     "replay": Lazy("llmgw.commands.replay:replay", "Try routers on the requests of an access log."),
     "simulate": Lazy("llmgw.commands.simulate:simulate", "Try routers on a simulated fleet."),
 }

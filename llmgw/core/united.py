@@ -40,6 +40,13 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             known = models.setdefault(name, [])
             known += [each for each in ids if each not in known]
     whole["models"] = models
+    # Every worker asks for itself: the word of one that is out of touch says more.
+    found = [each for state in states for each in state.get("discovery", ())]
+    worst: dict[str, Mapping[str, Any]] = {}
+    for each in found:
+        if worst.setdefault(each["name"], each)["connected"]:
+            worst[each["name"]] = each
+    _put(whole, "discovery", list(worst.values()))
     views: dict[str, list[Mapping[str, Any]]] = {}
     for state in states:
         for backend in state.get("backends", ()):

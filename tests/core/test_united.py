@@ -58,3 +58,12 @@ def test_a_fleets_own_picture_comes_through() -> None:
     picture = fleet.snapshot(1.0)
     whole = united([state(backends=picture), state(backends=picture)])
     assert whole["backends"] == picture
+
+
+def test_of_each_discovery_the_worker_that_is_out_of_touch_is_believed() -> None:
+    def state(*found: tuple[str, bool]) -> dict[str, Any]:
+        return {"discovery": [{"name": name, "connected": connected} for name, connected in found]}
+
+    whole = united([state(("etcd", True), ("dns", False)), state(("etcd", False), ("dns", True))])
+    assert whole["discovery"] == [{"name": "etcd", "connected": False}, {"name": "dns", "connected": False}]
+    assert united([state(("etcd", True))])["discovery"] == [{"name": "etcd", "connected": True}]
