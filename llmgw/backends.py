@@ -7,6 +7,7 @@ drained by the fleet: its streams run on, its pool closes behind them.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ from msgspec.structs import fields, replace
 from twisted.logger import Logger
 
 from llmgw import plugins
+from llmgw.certificates import BadPair, read_pair
 from llmgw.config import BackendConfig, PluginConfig
 from llmgw.core.fleet import BackendSpec
 from llmgw.core.http import HeadLimits
@@ -111,6 +113,9 @@ class Backends:
         self._watches: dict[str, Watch] = {}
         self._health: dict[str, tuple[PluginConfig, ...]] = {}
         self._running = False
+        # What TLS files held when they were verified, and when their backend was put in place.
+        self._verified: dict[str, tuple[bytes, ...]] = {}
+        self._files: dict[str, tuple[bytes, ...]] = {}
         self._figures: tuple[float, ...] = ()
 
     def verify(self, config: Config) -> None:
@@ -119,22 +124,22 @@ class Backends:
         :raise ConfigError: some backend's TLS files or health plugins are wrong.
         """
         faults: list[ConfigFault] = []
+        verified: dict[str, tuple[bytes, ...]] = {}
         for index, backend in enumerate(config.backends):
             try:
                 _tls(backend)
-            except (OSError, ValueError) as error:
-                faults.append(
-                    ConfigFault(f"backends[{index}].tls.ca_file", f"no usable certificate: {error}")
-                )
+                verified[backend.id] = _tls_files(backend)
+            except (BadPair, OSError, ValueError) as error:
+                faults.append(ConfigFault(f"backends[{index}].tls", str(error)))
         for index, found in enumerate(config.discovery):
             trust = found.defaults.get("tls")
             try:
                 _tls(BackendConfig(id="", url="https://localhost", tls=trust)) if trust else None
-            except (OSError, ValueError) as error:
-                where = f"discovery[{index}].defaults.tls.ca_file"
-                faults.append(ConfigFault(where, f"no usable certificate: {error}"))
+            except (BadPair, OSError, ValueError) as error:
+                faults.append(ConfigFault(f"discovery[{index}].defaults.tls", str(error)))
         if faults:
             raise ConfigError(faults, config.source)
+        self._verified = verified
         for index, table in enumerate(config.health):
             plugins.build("health", table.plugin, table.options, self._reactor, where=f"health[{index}]")
         for index, backend in enumerate(config.backends):
@@ -151,7 +156,12 @@ class Backends:
         for backend in wanted.values():
             known = upstreams.get(backend.id)
             health = _health_of(backend, config)
-            if known is None or known.config != backend or self._health[backend.id] != health:
+            if (
+                known is None
+                or known.config != backend
+                or self._health[backend.id] != health
+                or self._files[backend.id] != self._verified.get(backend.id, ())
+            ):
                 self._put(backend, config, health)
             elif figures != self._figures:
                 # Requests at work end on the old pool's connections.
@@ -209,12 +219,13 @@ class Backends:
         )
         self._watches[id] = watch
         self._health[id] = health
+        self._files[id] = self._verified.get(id, ())
         if self._running:
             watch.start()
 
     def _remove(self, id: str) -> None:
         self._watches.pop(id).stop()
-        del self._health[id]
+        del self._health[id], self._files[id]
         self._fleet.remove(id, self._sweep.clock())
         self._gateway.upstreams.pop(id).pool.close()
         self.log.info("backend {backend}: removed; requests at work there run on", backend=id)
@@ -257,7 +268,15 @@ def _tls(backend: BackendConfig) -> Any:
     parts = urlsplit(backend.url)
     if parts.scheme != "https":
         return None
-    return tls_options(parts.hostname or "", backend.tls.ca_file, backend.tls.verify)
+    tls = backend.tls
+    own = read_pair(tls.cert_file, tls.key_file or tls.cert_file) if tls.cert_file else None
+    return tls_options(parts.hostname or "", tls.ca_file, tls.verify, own)
+
+
+def _tls_files(backend: BackendConfig) -> tuple[bytes, ...]:
+    """What its TLS files hold now: those of a listed backend are read again by a reload."""
+    tls = backend.tls
+    return tuple(Path(path).read_bytes() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path)
 
 
 def _health_of(backend: BackendConfig, config: Config) -> tuple[PluginConfig, ...]:

@@ -96,6 +96,11 @@ def private_file(place: Place, path: str) -> str:
     return path
 
 
+def private_path(place: Place, where: str, path: str) -> str:
+    """As :func:`private_file`."""
+    return private_file(place, path)
+
+
 def secret_file(place: Place, where: str, path: str) -> Secret:
     """The one word of visible ASCII in a private file, white space around it removed.
 

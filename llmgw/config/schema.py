@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Struct, field
 
-from llmgw.config.files import absolute_path, auth_spec, existing_file, log_path, secret_file
+from llmgw.config.files import absolute_path, auth_spec, existing_file, log_path, private_path, secret_file
 from llmgw.config.places import allowed_place, base_url, listener, network, origin, sentinel, store_url
 from llmgw.config.reader import Reader, Rule
 from llmgw.config.words import key_path
@@ -57,10 +57,13 @@ class BackendTls(Struct, frozen=True):
     """How a backend's certificate is checked.
 
     :param ca_file: trust these authorities in place of the system's.
+    :param cert_file: show this certificate, of the key in ``key_file`` (absent: in the same file).
     """
 
     verify: bool = True
     ca_file: Annotated[str | None, Rule(filled=True, convert=existing_file)] = None
+    cert_file: Annotated[str | None, Rule(filled=True, convert=existing_file)] = None
+    key_file: Annotated[str | None, Rule(filled=True, convert=private_path)] = None
 
 
 class BackendTimeouts(Struct, frozen=True):

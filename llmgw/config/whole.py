@@ -23,7 +23,10 @@ from llmgw.values import Caps
 def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
     """What no single key of a backend can tell."""
     https = backend.url.startswith("https:")
-    if not https and (backend.tls.ca_file is not None or not backend.tls.verify):
+    tls = backend.tls
+    if tls.key_file is not None and tls.cert_file is None:
+        reader.fault(key_path(key_path(where, "tls"), "key_file"), "wants a cert_file beside it")
+    if not https and (tls.ca_file is not None or tls.cert_file is not None or not tls.verify):
         reader.fault(key_path(where, "tls"), f"the URL is not https: {shown(backend.url)}")
     if https and not backend.tls.verify:
         at = key_path(key_path(where, "tls"), "verify")

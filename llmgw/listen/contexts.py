@@ -18,7 +18,7 @@ from OpenSSL import SSL, crypto
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 from zope.interface import implementer
 
-from llmgw.listen.pairs import BadPair, Pair, Pairs, find, read_certificates, read_directory, read_pair
+from llmgw.certificates import BadPair, Pair, Pairs, find, read_certificates, read_directory, read_pair
 
 CIPHERS = ":".join(
     f"ECDHE-{signature}-{cipher}"
@@ -53,7 +53,7 @@ class TlsFiles:
 
     :param key: with ``certificate``: what serves clients that name nothing known.
     :param certificate: may be the same file.
-    :param directory: see :func:`~llmgw.listen.pairs.read_directory`.
+    :param directory: see :func:`~llmgw.certificates.read_directory`.
     :param client_ca: authorities of client certificates; ``None``: none is asked for.
     :param minimum: a key of :data:`MINIMA`.
     :param client_certificates: one of :data:`CLIENT_CERTIFICATES`.

@@ -21,10 +21,10 @@ from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from llmgw.certificates import BadPair, Pairs, now_utc
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.listen.complaints import Complaints
 from llmgw.listen.contexts import Contexts, TlsFiles, reason_of
-from llmgw.listen.pairs import BadPair, Pairs, now_utc
 from llmgw.wire.eager import TlsSender, send_at_once
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any
 
+from OpenSSL import crypto
 from twisted.internet import error, ssl
 from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -21,8 +22,8 @@ from twisted.internet.endpoints import (
     wrapClientTLS,
 )
 from twisted.internet.protocol import Factory
-from twisted.python.filepath import FilePath
 
+from llmgw.certificates import Pair, read_certificates
 from llmgw.core.response_reader import ResponseMemo
 from llmgw.wire.upstream import UpstreamConnection, UpstreamFault
 
@@ -36,20 +37,27 @@ if TYPE_CHECKING:
     from llmgw.wire.sweep import Sweep
 
 
-def tls_options(host: str, ca_file: str | None, verify: bool) -> Any:
+def tls_options(host: str, ca_file: str | None, verify: bool, own: Pair | None = None) -> Any:
     """How a backend's certificate is judged: against the system's or a given CA, and by name.
 
-    :raise OSError: ``ca_file`` cannot be read.
+    :param own: what we show if we are asked.
+    :raise BadPair: ``ca_file`` cannot be read, or holds no certificate.
     """
+    shown: dict[str, Any] = {}
+    if own is not None:
+        first, *rest = [crypto.X509.from_cryptography(each) for each in own.chain]
+        shown = {
+            "privateKey": crypto.PKey.from_cryptography_key(own.key),
+            "certificate": first,
+            "extraCertChain": rest,
+        }
     if not verify:
-        return ssl.CertificateOptions(verify=False)
+        return ssl.CertificateOptions(verify=False, **shown)
     if ca_file is None:
-        return ssl.optionsForClientTLS(host)
-    pem = FilePath(ca_file).getContent()
-    marker = b"-----END CERTIFICATE-----"
-    blocks = [block + marker for block in pem.split(marker) if b"BEGIN CERTIFICATE" in block]
-    trust = ssl.trustRootFromCertificates([ssl.Certificate.loadPEM(block) for block in blocks])
-    return ssl.optionsForClientTLS(host, trustRoot=trust)
+        return ssl.optionsForClientTLS(host, extraCertificateOptions=shown)
+    authorities = [crypto.X509.from_cryptography(each) for each in read_certificates(ca_file)]
+    trust = ssl.trustRootFromCertificates([ssl.Certificate(each) for each in authorities])
+    return ssl.optionsForClientTLS(host, trustRoot=trust, extraCertificateOptions=shown)
 
 
 def endpoint_for(

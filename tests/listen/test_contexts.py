@@ -10,9 +10,9 @@ import pytest
 from authority import Authority
 from OpenSSL import SSL
 
+from llmgw.certificates import BadPair
 from llmgw.listen import contexts as module
 from llmgw.listen.contexts import GROUPS, TICKET_KEYS_S, Contexts, TlsFiles, reason_of, set_groups
-from llmgw.listen.pairs import BadPair
 
 
 @pytest.fixture

@@ -289,5 +289,6 @@ def test_fifty_restarts_under_streams_cut_nothing_and_refuse_nothing(balanced: B
             for client in streams:
                 with client:
                     assert b"two" in client.read_until(b"[DONE]")
-    assert not whole.faults + streamed.faults
+    faults = whole.faults + streamed.faults
+    assert not faults, (len(faults), faults[:5], (balanced.folder / "haproxy.log").read_text())
     print(json.dumps({"requests": whole.done, "streams": streamed.done + 200}))

@@ -10,7 +10,7 @@ from authority import Authority, write_secret
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from llmgw.listen.pairs import BadPair, find, now_utc, read_certificates, read_directory, read_pair
+from llmgw.certificates import BadPair, find, now_utc, read_certificates, read_directory, read_pair
 
 
 @pytest.fixture(scope="module")
