@@ -448,9 +448,10 @@ class Gateway:
         *,
         environment: dict[str, str] | None = None,
         admin_port: int | None = None,
+        port: int | None = None,
     ) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = port or free_port()
         self.admin_port = admin_port or free_port()
         head = ""
         if "listen =" not in config:

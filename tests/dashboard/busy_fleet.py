@@ -1,27 +1,24 @@
-"""A browser, and a gateway before a fleet of unlike simulated servers, with callers at work."""
+"""A gateway before a fleet of unlike simulated servers, with callers at work."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from harness import Client, Gateway, eventually, free_port
 
 from llmgw.access import credentials, key_file
 from llmgw.demo.certificate import write_private
 from llmgw.demo.processes import Child
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SERVERS = {
     # id: slots, tokens read per second, tokens written per second
     "gpu-0": (4, 6000, 220),
@@ -35,13 +32,28 @@ MODEL = "llama-3-8b"
 class Fleet:
     """A running gateway, its servers, and the keys of its callers by name.
 
-    :ivar away: the address of a backend where nobody listens.
+    :param more: top-level keys and tables of the configuration.
+    :param away: one backend more, where nobody listens.
+    :param only: of :data:`SERVERS`.
+    :param token: of the admin listener.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack, *, more: str = "", away: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        stack: ExitStack,
+        *,
+        more: str = "",
+        away: bool = False,
+        only: Sequence[str] = tuple(SERVERS),
+        token: str = "",
+    ) -> None:
+        self._token = token
         self.keys: dict[str, str] = {}
         self._write_keys(folder)
-        servers = {id: self._start(stack, folder, id, *figures) for id, figures in SERVERS.items()}
+        servers = {id: self._start(stack, folder, id, *SERVERS[id]) for id in only}
+        for server in servers.values():
+            server.wait_listening(20)
         self.servers = servers
         text = f"auth = ['keys:keys.toml']\n{more}\n[log]\naccess = 'access.log'\n"
         text += "[[models]]\nname = 'gpt-4o-mini'\ntarget = 'llama-3-8b'\n"
@@ -51,19 +63,36 @@ class Fleet:
         for id, server in servers.items():
             text += f"[[backends]]\nid = '{id}'\nurl = '{server.url}'\nlabels = {{rack = 'r1'}}\n"
         if away:
-            text += (
-                f"[[backends]]\nid = 'gpu-2'\nurl = 'http://127.0.0.1:{free_port()}'\nmodels = ['{MODEL}']\n"
-            )
-        self.gateway = Gateway(folder, text)
-        stack.callback(self.gateway.stop)
-        self.url = f"http://127.0.0.1:{self.gateway.admin_port}"
-        eventually(
-            lambda: sum(each["available"] for each in self.gateway.state["backends"]) >= len(SERVERS), 20
-        )
+            text += f"[[backends]]\nid = 'gpu-2'\nmodels = ['{MODEL}']\n"
+            text += f"url = 'http://127.0.0.1:{free_port()}'\n"
+        port, admin_port = free_port(), free_port()
+        text = f'admin = ["tcp:{admin_port}:interface=127.0.0.1"]\n{text}'
+        self._text = f'listen = ["tcp:{port}:interface=127.0.0.1"]\n{text}'
+        self.folder, self.port, self.admin_port = folder, port, admin_port
+        self.url = f"http://127.0.0.1:{admin_port}"
+        self.start_gateway()
+        stack.callback(lambda: self.gateway.stop())
+
+    def start_gateway(self) -> None:
+        """Start it, for the first time or again, and wait until it knows its servers."""
+        self.gateway = Gateway(self.folder, self._text, port=self.port, admin_port=self.admin_port)
+        eventually(lambda: self.available() >= len(self.servers), 20)
+
+    def state(self) -> dict[str, Any]:
+        """``/api/state``."""
+        headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
+        request = urllib.request.Request(f"{self.url}/api/state", headers=headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def available(self) -> int:
+        """How many backends may be chosen."""
+        return sum(each["available"] for each in self.state()["backends"])
 
     def ask(self, key: str = "ada", **fields: Any) -> bytes:
         """A request on a connection of its own, read to its end. :return: the answer's body."""
-        with Client(self.gateway.port, 60) as client:
+        with Client(self.port, 60) as client:
             client.send(self.request(key, **fields))
             return client.read_answer().body
 
@@ -116,7 +145,6 @@ class Fleet:
         command += ["--ctx", str(slots * 8192), "--prefill", str(prefill), "--decode", str(decode)]
         server = Child(id, command, folder / f"{id}.log")
         stack.callback(server.stop)
-        server.wait_listening(20)
         return server
 
     def _write_keys(self, folder: Path) -> None:
@@ -134,17 +162,3 @@ def fleet_at(folder: Path, **options: Any) -> Iterator[Fleet]:
     """A fleet that ends with this."""
     with ExitStack() as stack:
         yield Fleet(folder, stack, **options)
-
-
-def is_open(port: int) -> bool:
-    """Somebody listens there."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One for the tests of a module; they leave it as it was."""
-    with fleet_at(tmp_path_factory.mktemp("fleet"), away=True) as running:
-        yield running
-        assert "Traceback" not in running.gateway.log, running.gateway.log

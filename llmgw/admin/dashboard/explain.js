@@ -77,18 +77,20 @@ export class Explain {
         const fill = make("span", { class: "fill" });
         width(fill, Math.abs(each.score ?? 0) / most);
         const chosen = each.backend === said.choice;
-        return make(
+        const figures = make(
           "tr",
           { "data-chosen": chosen },
           make("th", { scope: "row" }, each.backend, chosen ? make("span", { class: "mark" }, "chosen") : null),
           make("td", {}, make("span", { class: "track" }, fill), make("span", { class: "portion" }, each.score == null ? "–" : figure(each.score, 2))),
           make("td", {}, `${each.in_flight} of ${each.max_connections}`),
           make("td", {}, seconds(each.ttft_s)),
-          make("td", { class: "why" }, each.why ?? ""),
         );
+        // What a router says of one candidate alone is worth a line when it is more than the score.
+        const plain = !each.why || each.why.startsWith("score ");
+        return plain ? [figures] : [figures, make("tr", { class: "aside" }, make("td", { colspan: "4", class: "why" }, each.why))];
       });
-      const heads = ["Candidate", "Score", "In flight", "First token", "Alone it says"];
-      parts.push(make("div", { class: "scroll" }, make("table", { class: "candidates" }, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows))));
+      const heads = ["Candidate", "Score", "In flight", "First token"];
+      parts.push(make("div", { class: "scroll" }, make("table", { class: "candidates" }, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows.flat()))));
     }
     if (said.left_out.length) {
       parts.push(make("h3", {}, "Left out"));

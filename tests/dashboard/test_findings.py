@@ -1,0 +1,123 @@
+"""What the dashboard says first, from states that are hard to bring about; the page's own module is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmgw.admin import assets
+
+NODE = {
+    "id": "a",
+    "models": ["m"],
+    "available": True,
+    "standing": "ready",
+    "breaker": "closed",
+    "warmth": 1.0,
+    "in_flight": 0,
+    "cap": 4,
+    "failure_streak": 0,
+    "detail": "",
+    "ttft_s": 0.2,
+    "deferred": 0,
+    "removed": False,
+    "draining": False,
+    "loading": False,
+}
+
+
+def node(id: str = "a", **fields: Any) -> dict[str, Any]:
+    return {**NODE, "id": id, **fields}
+
+
+@pytest.fixture(scope="module")
+def said(chromium: Any) -> Callable[..., list[str]]:
+    """Sentences about nodes, with samples as the last minute's."""
+    files = assets.load()
+
+    def serve(route: Any) -> None:
+        name = route.request.url.rpartition("/")[2]
+        route.fulfill(body=files.get(name, b""), content_type="text/javascript" if name else "text/html")
+
+    page = chromium.new_page()
+    page.route("**/*", serve)
+    page.goto("http://localhost/")
+
+    def say(*nodes: dict[str, Any], samples: tuple[dict[str, Any], ...] = (), **state: Any) -> list[str]:
+        found: list[str] = page.evaluate(
+            """async ([state, samples]) => {
+              const { findings } = await import("/assets/findings.js");
+              const { Past } = await import("/assets/past.js");
+              const past = new Past();
+              past.add(samples);
+              return findings(state, past).map(({ tone, words }) => `${tone}: ${words}`);
+            }""",
+            [{"backends": nodes, "draining": False, "waiting": 0, **state}, samples],
+        )
+        return found
+
+    return say
+
+
+def test_a_fleet_that_is_well(said: Callable[..., list[str]]) -> None:
+    assert said(node(), node("b")) == ["good: Nothing stands out. All 2 nodes take requests."]
+    assert said(node()) == ["good: Nothing stands out. The one node takes requests."]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"standing": "down", "available": False, "detail": "refused.."}, "bad: a is down: refused."),
+        (
+            {"standing": "ejected", "breaker": "open", "available": False, "failure_streak": 5},
+            "bad: a is taken out, 5 failures in a row.",
+        ),
+        ({"loading": True, "available": False, "standing": "loading"}, "warn: a is loading its model."),
+        ({"ttft_s": 1.3}, "warn: a is slow: 1.30 s to the first token, 7 times as long as the others."),
+        (
+            {"deferred": 2},
+            "warn: a has 2 requests queued inside it: somebody else uses it, or its cap is above its slots.",
+        ),
+    ],
+)
+def test_a_node_that_is_not(said: Callable[..., list[str]], fields: dict[str, Any], words: str) -> None:
+    assert said(node(**fields), node("b")) == [words]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ttft_s": 0.5},  # not three times as long
+        {"ttft_s": 1.3, "models": ["another"]},  # nobody to compare it with
+        {"draining": True, "available": False},  # somebody wants it so
+        {"in_flight": 4},
+        {"warmth": 0.3},
+    ],
+)
+def test_a_node_that_only_seems_so(said: Callable[..., list[str]], fields: dict[str, Any]) -> None:
+    (words,) = said(node(**fields), node("b"))
+    assert words.startswith("good: ")
+
+
+def test_refusals_of_the_last_minute_ours_before_theirs(said: Callable[..., list[str]]) -> None:
+    def sample(at: float, **fields: Any) -> dict[str, Any]:
+        return {"at": at, "every_s": 5, "requests": 9, "errors": 0, "rejected": {}, "backends": {}, **fields}
+
+    old = sample(0.0, errors=5, rejected={"overloaded": 9})
+    new = sample(100.0, errors=1, rejected={"overloaded": 2, "invalid_api_key": 3})
+    assert said(node(), samples=(old, new)) == [
+        "bad: 1 answer with a 5xx in the last minute.",
+        "warn: Refused in the last minute: 2 overloaded.",
+        "idle: Callers' own errors in the last minute: 3 invalid api key.",
+    ]
+
+
+def test_the_whole_gateway(said: Callable[..., list[str]]) -> None:
+    assert said() == ["warn: There are no nodes: add [[backends]] to the configuration and reload."]
+    down = node(standing="down", available=False)
+    assert said(down)[0] == "bad: No node takes requests."
+    assert said(node(), draining=True)[0].startswith("bad: This gateway is draining")
+    full = node(in_flight=4)
+    assert said(full, waiting=3) == ["warn: Every slot is taken.", "warn: 3 requests wait for a slot."]
