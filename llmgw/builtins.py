@@ -99,6 +99,7 @@ prefix_hash = RouterFactory(
 )
 
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
+from llmgw.discovery.dns import DnsDiscoveryFactory  # noqa: E402
 from llmgw.discovery.etcd import EtcdDiscoveryFactory  # noqa: E402
 from llmgw.discovery.static import StaticDiscoveryFactory  # noqa: E402
 from llmgw.filters.deny_pattern import DenyPatternFactory  # noqa: E402
@@ -121,3 +122,4 @@ local_limiter = LocalRateLimiterFactory()
 keys_checker = KeysCheckerFactory()
 static_discovery = StaticDiscoveryFactory()
 etcd_discovery = EtcdDiscoveryFactory()
+dns_discovery = DnsDiscoveryFactory()

@@ -53,6 +53,7 @@ ELSEWHERE: set[tuple[str, str]] = {
     ("health", "prometheus"),
     ("discovery", "static"),
     ("discovery", "etcd"),
+    ("discovery", "dns"),
 }
 """Need a server, or answers of their own, and run the same contract in a test of their own."""
 
