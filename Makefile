@@ -23,7 +23,7 @@ PYTEST_WORKERS ?= 4
 # Debian packages that the tests need.
 APT := redis-server redis-sentinel etcd-server haproxy openssl chromium
 
-.PHONY: help run test test-slow lint format clean system
+.PHONY: help run test test-slow docs lint format clean system
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1|/' | column -t -s '|'
@@ -43,6 +43,10 @@ test: lint system ## lint, types, all tests but the slow ones, coverage of core 
 
 test-slow: $(VENV)/.test system ## the slow tests
 	@$(PY) -m pytest -m slow $(PYTEST_OPTIONS)
+
+docs: $(VENV)/.test ## build/docs/docs/index.html, with warnings as errors
+	@$(PY) -m sphinx -q -W --keep-going -c docs -b html . build/docs
+	echo 'build/docs/docs/index.html'
 
 lint: $(VENV)/.test ## ruff and mypy
 	@$(PY) -m ruff check .
