@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
@@ -30,6 +30,7 @@ class Operations:
 
     def __init__(self, service: GatewayService) -> None:
         self._service = service
+        self._told: dict[str, int] = {}
 
     def readiness(self) -> tuple[bool, str]:
         """Whether requests can be taken, and why not."""
@@ -81,6 +82,14 @@ class Operations:
                 for own in (traffic.backends.get(member["id"], NO_TRAFFIC),)
             ],
         }
+
+    def news(self) -> dict[str, Sequence[Any]]:
+        """What each feed has new since this was last asked; for the one parent of a worker."""
+        found: dict[str, Sequence[Any]] = {}
+        for feed in self._service.feeds:
+            found[feed.name] = feed.since(self._told.get(feed.name, 0))
+            self._told[feed.name] = feed.total
+        return found
 
     def limits_used(self) -> list[dict[str, Any]]:
         """What callers of the last requests have left, where the limiter can tell."""

@@ -52,8 +52,9 @@ from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from llmgw.admin.events import Feed
     from llmgw.config import Config
 
 NEEDS_RESTART = (
@@ -153,8 +154,8 @@ class GatewayService(Service):
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         self.history = History(self.metrics.traffic, operations.load, time.time, reactor)
-        feeds = (self.gateway.recent, self.history)
-        admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor, feeds=feeds))
+        self.feeds: Sequence[Feed] = (self.gateway.recent, self.history)
+        admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor, feeds=self.feeds))
         self.sockets = Sockets(reactor) if sockets is None else sockets
         self._listeners = build_listeners("listen", config.listen, factory, self.sockets)
         self._admin = build_listeners("admin", config.admin, admin, self.sockets)

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-SUMMED = ("in_flight", "waiting", "connections", "held_bytes")
+SUMMED = (
+    *("in_flight", "waiting", "connections", "held_bytes"),
+    *("requests", "errors", "retries", "client_aborts", "output_tokens"),
+)
 """Of the whole."""
-COUNTED = ("refusals", "in_flight_by_key")
+COUNTED = ("refusals", "in_flight_by_key", "rejected")
 """Tables of figures."""
-SUMMED_OF_BACKEND = ("in_flight", "idle_connections", "connects", "ttft_samples")
+SUMMED_OF_BACKEND = ("in_flight", "idle_connections", "connects", "ttft_samples", "requests", "errors")
 MEAN_OF_BACKEND = ("ttft_s", "token_rate", "prefill_rate", "score")
 MOST_OF_BACKEND = ("failure_streak", "busy_slots", "deferred", "kv_use", "gpu_use", "loading", "draining")
 LEAST_OF_BACKEND = ("available", "warmth")
@@ -40,6 +43,17 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             known = models.setdefault(name, [])
             known += [each for each in ids if each not in known]
     whole["models"] = models
+    _put(
+        whole,
+        "key_names",
+        {key: name for state in states for key, name in state.get("key_names", {}).items()},
+    )
+    limits: dict[Any, dict[str, Any]] = {}
+    for state in states:
+        for each in state.get("limits_used", ()):
+            place = (each["policy"], each["key"])
+            limits[place] = _limit(limits[place], each) if place in limits else each
+    _put(whole, "limits_used", list(limits.values()))
     # Every worker asks for itself: the word of one that is out of touch says more.
     found = [each for state in states for each in state.get("discovery", ())]
     worst: dict[str, Mapping[str, Any]] = {}
@@ -52,6 +66,18 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for backend in state.get("backends", ()):
             views.setdefault(backend["id"], []).append(backend)
     whole["backends"] = [_backend(each) for each in views.values()]
+    return whole
+
+
+def _limit(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What two workers, each of which counts by itself, know of the same limit."""
+    whole = dict(one)
+    for key in ("running", "concurrent"):
+        if one[key] is not None and other[key] is not None:
+            whole[key] = one[key] + other[key]
+    for unit in ("requests", "tokens"):
+        if unit in one and unit in other:
+            whole[unit] = {key: one[unit][key] + other[unit][key] for key in ("left", "limit")}
     return whole
 
 

@@ -26,6 +26,7 @@ from llmgw.listening import Sockets
 from llmgw.service import NEEDS_RESTART, SIGINT_FINISH_S, GatewayService, StartError
 from llmgw.signals import take_signals
 from llmgw.workers.crew import Crew
+from llmgw.workers.feeds import Feeds
 from llmgw.workers.messages import Setup
 from llmgw.workers.operations import ParentOperations
 
@@ -76,7 +77,10 @@ class ParentService(Service):
             departed=operations.departed,
         )
         token = config.admin_token.reveal() if config.admin_token is not None else None
-        admin = AdminSite(AdminRoot(operations, token, reactor=reactor))
+        self.feeds = Feeds(self.crew, lambda: len(root.events), reactor)
+        feeds = (self.feeds.decisions, self.feeds.history)
+        root = AdminRoot(operations, token, reactor=reactor, feeds=feeds)
+        admin = AdminSite(root)
         self._admin = build_listeners("admin", config.admin, admin, self.admin_sockets)
         self._started_s = 0.0
         self.draining = False
@@ -116,6 +120,7 @@ class ParentService(Service):
         for _, listener in [*self._listeners, *self._admin]:
             listener.startService()
         self.crew.start()
+        self.feeds.start()
         take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
         for warning in self.config.warnings:
             self.log.warn("{warning}", warning=warning)
@@ -145,6 +150,7 @@ class ParentService(Service):
         self.sockets.remove_files()
         finish_s = SIGINT_FINISH_S if self._interrupted else drain.finish_s
         await self._until_gone(finish_s + drain.abort_s + GRACE_S, patient=True)
+        self.feeds.stop()
         self.crew.kill()
         await self._until_gone(GRACE_S, patient=True)
         await _stop_all(self._admin)

@@ -67,3 +67,29 @@ def test_of_each_discovery_the_worker_that_is_out_of_touch_is_believed() -> None
     whole = united([state(("etcd", True), ("dns", False)), state(("etcd", False), ("dns", True))])
     assert whole["discovery"] == [{"name": "etcd", "connected": False}, {"name": "dns", "connected": False}]
     assert united([state(("etcd", True))])["discovery"] == [{"name": "etcd", "connected": True}]
+
+
+def test_traffic_limits_and_names_of_all_workers() -> None:
+    one = {
+        "policy": "fair",
+        "key": "k",
+        "running": 1,
+        "concurrent": None,
+        "requests": {"left": 3, "limit": 9},
+    }
+    two = {**one, "running": 2, "requests": {"left": 1, "limit": 9}}
+    other = {"policy": "cap", "key": None, "running": 1, "concurrent": 4, "tokens": {"left": 1, "limit": 2}}
+    whole = united(
+        [
+            state(requests=2, rejected={"overloaded": 1}, key_names={"k": "ada"}, limits_used=[one]),
+            state(requests=3, rejected={"overloaded": 2}, key_names={"l": "grace"}, limits_used=[two, other]),
+            state(limits_used=[other]),
+        ]
+    )
+    assert whole["requests"] == 5
+    assert whole["rejected"] == {"overloaded": 3}
+    assert whole["key_names"] == {"k": "ada", "l": "grace"}
+    assert whole["limits_used"] == [
+        {**one, "running": 3, "requests": {"left": 4, "limit": 18}},
+        {**other, "running": 2, "concurrent": 8, "tokens": {"left": 2, "limit": 4}},
+    ]

@@ -1,7 +1,7 @@
 // Refusals, callers with their limits, and the processes that share the work.
 
 import { keyed, make, text, width } from "/assets/dom.js";
-import { figure, seconds } from "/assets/format.js";
+import { figure, since } from "/assets/format.js";
 
 const MEANING = {
   overloaded: "every node of the model was at its cap",
@@ -77,8 +77,8 @@ export function showPeers(card, box, state) {
     box,
     "counts",
     rows.map(([kind, each]) => {
-      const facts = Object.entries(each).filter(([key, value]) => key !== "id" && value != null && typeof value !== "object");
-      return [`${kind} ${each.id ?? each.pid ?? each.name ?? ""}`, "", facts.map(([key, value]) => `${key.replaceAll("_", " ")} ${key.endsWith("_s") ? seconds(value) : value}`).join(", ")];
+      const facts = Object.entries(each).filter(([key, value]) => !["id", "number", "name"].includes(key) && value != null && value !== "" && typeof value !== "object");
+      return [`${kind} ${each.id ?? each.number ?? each.name ?? each.pid ?? ""}`, "", facts.map(([key, value]) => `${key.replace(/_s$/, "").replaceAll("_", " ")} ${key.endsWith("_s") ? since(value) : value}`).join(", ")];
     }),
   );
 }
