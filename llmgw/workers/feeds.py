@@ -93,7 +93,7 @@ class Feeds:
 
 
 def joined(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One sample of those that several workers took in the same five seconds, see :mod:`llmgw.admin.history`."""
+    """One sample of what several workers took in the same time, see :mod:`llmgw.admin.history`."""
     whole: dict[str, Any] = {
         "at": max(sample["at"] for sample in samples),
         "every_s": EVERY_S,
