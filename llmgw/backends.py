@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from msgspec.structs import fields, replace
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.logger import Logger
 
 from llmgw import plugins
@@ -250,6 +251,7 @@ class Backends:
             connect_s=timeouts.connect_s,
             idle_s=timeouts.upstream_idle_s,
             close_grace_s=timeouts.close_grace_s,
+            named=not (isIPAddress(host) or isIPv6Address(host)),
         )
 
 

@@ -142,8 +142,10 @@ def makeService(options: Options) -> IService:
 def prepare_process(reactor: Any) -> None:
     """What holds for the whole of a process that serves, once its modules are there."""
     from llmgw.wire.dispatch import without_log_context
+    from llmgw.wire.names import remember_names
 
     keep_monotonic_time(reactor)
+    remember_names(reactor)
     tune_collector()
     without_log_context()
 

@@ -83,6 +83,10 @@ LOOK_UP_S = 2.0
 """How long a name may take to be looked up."""
 
 
+NAMED_AGE_S = 60.0
+"""A connection to a name is kept no longer, so that a new address is noticed under load too."""
+
+
 class _Connector(Factory):
     """Makes the connections of one pool."""
 
@@ -101,6 +105,7 @@ class Pool:
     :param endpoint: made anew by ``make_endpoint`` for each connection, so that
         a name is looked up again.
     :param idle_s: longest time a connection is kept.
+    :param named: the host is a name, whose address may change.
     :ivar connects: connections that were opened, ever.
     """
 
@@ -116,6 +121,7 @@ class Pool:
         connect_s: float,
         idle_s: float,
         close_grace_s: float,
+        named: bool = False,
     ) -> None:
         self._make_endpoint = make_endpoint
         self._reactor = reactor
@@ -131,6 +137,7 @@ class Pool:
         self.idle: list[UpstreamConnection] = []
         self.connects = 0
         self.closed = False
+        self._named = named
 
     def take(self) -> UpstreamConnection | None:
         """An idle connection that may be used at once, if there is one."""
@@ -166,6 +173,8 @@ class Pool:
         keep_s = self.idle_s
         if connection.advertised_s is not None:
             keep_s = min(keep_s, connection.advertised_s - 1.0)
+        if self._named and self.clock() - connection.made_s > NAMED_AGE_S:
+            keep_s = 0.0
         if self.closed or keep_s <= 0:
             connection.abort()
             return

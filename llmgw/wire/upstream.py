@@ -77,6 +77,7 @@ class UpstreamConnection(TwistedProtocol):
 
     :ivar until_s: no response may last beyond this time; whoever reads the
         response may move it.
+    :ivar made_s: monotonic time of its beginning.
     :ivar used: requests that were sent over it.
     :ivar advertised_s: for how long the backend says that it keeps idle
         connections (``Keep-Alive: timeout=…``, RFC 2068 section 19.7.1.1).
@@ -105,6 +106,7 @@ class UpstreamConnection(TwistedProtocol):
         self.deadline_s = NEVER
         self.until_s = NEVER
         self.lost = False
+        self.made_s = pool.clock()
         self.used = 0
         self.advertised_s: float | None = None
         self.ready: Deferred[UpstreamConnection] | None = None

@@ -1,0 +1,128 @@
+"""Host names of backends: looked up for every connection, and never lost for a while.
+
+The system's resolver has the caches and knows the time to live. What it lacks is
+patience with itself: while it does not answer, or has nothing to say, the addresses
+it gave last go on being used, so that a gateway does not stop because DNS does.
+
+:source: RFC 8767 (serving stale data, which is up to the resolver there).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.interfaces import IHostnameResolver, IResolutionReceiver
+from zope.interface import implementer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from twisted.internet.interfaces import IAddress, IDelayedCall, IHostResolution, IReactorTime
+
+PATIENCE_S = 1.0
+"""A look-up that takes longer is answered from memory, where there is any."""
+STALE_S = 3600.0
+MOST_NAMES = 1000
+
+_Key = tuple[str, int, tuple[type, ...] | None, str]
+
+
+def remember_names(reactor: Any) -> None:
+    """Let ``reactor`` remember the names it looks up. Idempotent."""
+    resolver = getattr(reactor, "nameResolver", None)
+    if resolver is not None and not isinstance(resolver, RememberedNames):
+        reactor.installNameResolver(RememberedNames(resolver, reactor))
+
+
+@implementer(IHostnameResolver)
+class RememberedNames:
+    """Asks ``inner``, and remembers.
+
+    :param clock: for the time; its ``seconds`` are monotonic.
+    """
+
+    def __init__(self, inner: IHostnameResolver, clock: IReactorTime) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._known: dict[_Key, tuple[float, list[IAddress]]] = {}
+
+    def resolveHostName(
+        self,
+        resolutionReceiver: IResolutionReceiver,
+        hostName: str,
+        portNumber: int = 0,
+        addressTypes: Sequence[type[IAddress]] | None = None,
+        transportSemantics: str = "TCP",
+    ) -> IHostResolution:
+        """As the interface says; the addresses may be up to an hour old when there are no newer ones."""
+        types = None if addressTypes is None else tuple(addressTypes)
+        key = (hostName, portNumber, types, transportSemantics)
+        patient = _Patient(resolutionReceiver, self._clock, lambda: self._recall(key), self._keeper(key))
+        return self._inner.resolveHostName(patient, hostName, portNumber, addressTypes, transportSemantics)
+
+    def _recall(self, key: _Key) -> list[IAddress]:
+        since_s, addresses = self._known.get(key, (0.0, []))
+        return addresses if self._clock.seconds() - since_s <= STALE_S else []
+
+    def _keeper(self, key: _Key) -> Callable[[list[IAddress]], None]:
+        def keep(addresses: list[IAddress]) -> None:
+            self._known.pop(key, None)
+            if len(self._known) >= MOST_NAMES:
+                del self._known[next(iter(self._known))]
+            self._known[key] = (self._clock.seconds(), addresses)
+
+        return keep
+
+
+@implementer(IResolutionReceiver)
+class _Patient:
+    """Stands between a look-up and who asked, and answers from memory when it must."""
+
+    def __init__(
+        self,
+        receiver: Any,
+        clock: IReactorTime,
+        recall: Callable[[], list[IAddress]],
+        keep: Callable[[list[IAddress]], None],
+    ) -> None:
+        self._receiver = receiver
+        self._recall = recall
+        self._keep = keep
+        self._found: list[IAddress] = []
+        self._answered = False
+        self._timer: IDelayedCall | None = clock.callLater(PATIENCE_S, self._is_late)
+
+    def resolutionBegan(self, resolutionInProgress: IHostResolution) -> None:
+        """The look-up has begun."""
+        self._receiver.resolutionBegan(resolutionInProgress)
+
+    def addressResolved(self, address: IAddress) -> None:
+        """One address; told on at once, unless memory has answered."""
+        self._found.append(address)
+        if not self._answered:
+            self._receiver.addressResolved(address)
+
+    def resolutionComplete(self) -> None:
+        """All of them."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if self._found:
+            self._keep(self._found)
+        if not self._answered:
+            self._answered = True
+            if not self._found:
+                self._tell(self._recall())
+            self._receiver.resolutionComplete()
+
+    def _is_late(self) -> None:
+        self._timer = None
+        known = self._recall()
+        if known and not self._found:
+            self._answered = True
+            self._tell(known)
+            self._receiver.resolutionComplete()
+
+    def _tell(self, addresses: list[IAddress]) -> None:
+        for address in addresses:
+            self._receiver.addressResolved(address)

@@ -1,0 +1,454 @@
+"""Section 8 of the cases: silence, hung and moved backends, descriptors, idle clients, ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fake_names import Names
+from fake_time import WallClock, faster
+from harness import (
+    COMPLETION,
+    LAST_CHUNK,
+    SSE_HEAD,
+    TWISTD,
+    Gateway,
+    Line,
+    Received,
+    Scripted,
+    answer_completion,
+    backend_table,
+    chat_body,
+    chunk,
+    event,
+    eventually,
+    free_port,
+    gateway_with,
+    json_response,
+    post,
+)
+
+from cases.scenes import STEADY, ask_stream, ask_whole, scene, silent
+from llmgw.config import Timeouts
+
+ONE = 'models = ["m"]\nmax_connections = 100'
+UNHURRIED = "[overload]\nshed_lag_s = 10000\nrefuse_lag_s = 10000\nclose_lag_s = 10000\n"
+
+
+def test_s_tmo_1_the_defaults_leave_a_long_prefill_its_time() -> None:
+    timeouts = Timeouts()
+    assert timeouts.response_head_s >= 600
+    assert timeouts.first_token_s >= 600
+    assert timeouts.total_s > timeouts.first_token_s
+    assert timeouts.connect_s <= 5
+
+
+def test_s_tmo_1_and_2_silence_of_minutes_is_no_failure(tmp_path: Path) -> None:
+    """65, 305 and 905 s before the first byte, and 200 s inside a stream, with every
+    timeout at its default, on a clock that runs 200 times as fast."""
+    speed = 200
+
+    def patient(line: Line, request: Received) -> None:
+        silence_s = request.json["silence_s"] / speed
+        if request.json.get("stream"):
+            line.send(SSE_HEAD, chunk(event("a")))
+            time.sleep(silence_s)
+            line.send(chunk(event("b")), chunk(b"data: [DONE]\n\n"), LAST_CHUNK)
+        else:
+            time.sleep(silence_s)
+            line.send(json_response(COMPLETION))
+
+    backend = Scripted(patient)
+    config = UNHURRIED + '[[health]]\nplugin = "http"\ninterval_s = 3600.0\n'
+    gateway = Gateway(tmp_path, config + backend_table(backend, more=ONE), environment=faster(speed))
+    try:
+        asked = [(65, False), (305, False), (905, False), (200, True)]
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(
+                pool.map(
+                    lambda each: gateway.ask(post(body=chat_body(silence_s=each[0], stream=each[1]))), asked
+                )
+            )
+        assert [(each.status, each.clean) for each in answers] == [(200, True)] * 4
+        assert answers[3].body.count(b'"content"') == 2
+    finally:
+        gateway.stop()
+        backend.close()
+
+
+def test_s_tmo_3_one_hung_backend_hangs_nobody_else(tmp_path: Path) -> None:
+    """200 requests to a model whose backend never answers, and another model goes on."""
+    hung, well = Scripted(silent), Scripted()
+    config = STEADY + backend_table(hung, "hung", 'models = ["slow"]\nmax_connections = 200')
+    gateway = Gateway(tmp_path, config + backend_table(well, "well", ONE))
+    clients = []
+    try:
+        for _ in range(200):
+            client = gateway.client()
+            client.send(ask_whole(model="slow"))
+            clients.append(client)
+        eventually(lambda: len(hung.requests) == 200)
+        for _ in range(50):
+            assert gateway.ask(ask_whole()).status == 200
+        assert gateway.ask(ask_whole(model="slow")).status == 503
+        for client in clients:
+            client.close()
+        eventually(gateway.is_idle)
+    finally:
+        gateway.stop()
+        hung.close()
+        well.close()
+
+
+def test_s_tmo_4_a_backend_that_only_connects_is_504(tmp_path: Path) -> None:
+    """The kernel of a dead process still completes handshakes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+        port = listener.getsockname()[1]
+        config = STEADY + "[timeouts]\nresponse_head_s = 0.4\n[retry]\nattempts = 0\n"
+        config += '[[health]]\nplugin = "http"\ninterval_s = 600.0\n'
+        gateway = Gateway(
+            tmp_path, config + f'[[backends]]\nid = "b"\nurl = "http://127.0.0.1:{port}"\nmodels = ["m"]\n'
+        )
+        try:
+            answer = gateway.ask(ask_whole())
+            assert (answer.status, answer.json["error"]["code"]) == (504, "upstream_timeout")
+            eventually(gateway.is_idle)
+        finally:
+            gateway.stop()
+
+
+def answer_as(name: str) -> Scripted:
+    """A backend that says who it is."""
+    return Scripted(lambda line, request: line.send(json_response({**COMPLETION, "who": name})))
+
+
+def same_port_on(address: str, like: Scripted, script: object) -> Scripted:
+    """A backend on another loopback address and the same port."""
+    other = Scripted.__new__(Scripted)
+    real = socket.create_server
+    try:
+        socket.create_server = lambda _, **options: real((address, like.port), **options)  # type: ignore[assignment]
+        other.__init__(script)  # type: ignore[misc]
+    finally:
+        socket.create_server = real
+    return other
+
+
+def test_s_dns_1_a_backend_that_moved_is_found(tmp_path: Path) -> None:
+    """A name is looked up for every connection; one that cannot be looked up any more
+    keeps its last good addresses; a kept connection does not hold on to the old one for ever."""
+    old = answer_as("old")
+    new = same_port_on(
+        "127.0.0.2", old, lambda line, request: line.send(json_response({**COMPLETION, "who": "new"}))
+    )
+    names = Names(tmp_path, backend_test=["127.0.0.1"])
+    config = STEADY + '[[health]]\nplugin = "http"\ninterval_s = 600.0\n[timeouts]\nupstream_idle_s = 0.5\n'
+    table = f'[[backends]]\nid = "b"\nurl = "http://backend.test:{old.port}"\nmodels = ["m"]\n'
+    gateway = Gateway(tmp_path, config + table, environment=names.environment)
+    try:
+
+        def who() -> str:
+            answer = gateway.ask(ask_whole())
+            return str(answer.json.get("who", answer.status))
+
+        assert who() == "old"
+        names.set(backend_test=[])
+        eventually(lambda: gateway.state["backends"][0]["idle_connections"] == 0)
+        assert who() == "old"  # the last good answer
+        names.set(backend_test=["127.0.0.2"])
+        eventually(lambda: gateway.state["backends"][0]["idle_connections"] == 0)
+        assert who() == "new"
+    finally:
+        gateway.stop()
+        old.close()
+        new.close()
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:{port}", "http://localhost:{port}"])
+def test_s_ip6_1_a_backend_on_ipv6(tmp_path: Path, url: str) -> None:
+    """Brackets in ``Host``; of ``localhost`` both families are tried, and only one listens."""
+    heard: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                line = Line(sock, 0)
+                request = line.read_request()
+                if request is not None:
+                    heard.append(request.head)
+                    line.send(json_response(COMPLETION))
+                line.close()
+
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 on loopback here")
+    port = listener.getsockname()[1]
+    threading.Thread(target=serve, args=(listener,), daemon=True).start()
+    names = Names(tmp_path, localhost=["127.0.0.1", "::1"])
+    table = f'[[backends]]\nid = "b"\nurl = "{url.format(port=port)}"\nmodels = ["m"]\n'
+    gateway = Gateway(
+        tmp_path,
+        STEADY + table,
+        environment=names.environment,
+    )
+    try:
+        answer = gateway.ask(ask_whole())
+        assert answer.status == 200, answer
+        host = f"host: {url.format(port=port).removeprefix('http://')}".encode()
+        assert [host in head.lower() for head in heard if head.startswith(b"POST")] == [True]
+    finally:
+        gateway.stop()
+        listener.close()
+
+
+def test_s_ip6_1_clients_on_ipv6_are_named_and_counted(tmp_path: Path) -> None:
+    port = free_port()
+    backend = Scripted()
+    listen = f'listen = ["tcp:{port}:interface=\\\\:\\\\:1"]\n[log]\naccess = "access.log"\n'
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on loopback here")
+    gateway = Gateway(tmp_path, listen + backend_table(backend))
+    try:
+        with socket.create_connection(("::1", port), 5) as sock:
+            sock.sendall(ask_whole())
+            assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+        eventually(lambda: gateway.access)
+        assert gateway.access[0]["peer"] == "::1"
+    finally:
+        gateway.stop()
+        backend.close()
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def limited(folder: Path, descriptors: int, config: str) -> Gateway:
+    """A gateway that may have only so many descriptors."""
+    real = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gateway = Gateway.__new__(Gateway)
+    command = list(TWISTD)
+    try:
+        TWISTD[:] = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
+        gateway.__init__(folder, config)  # type: ignore[misc]
+    finally:
+        TWISTD[:] = command
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == real
+    return gateway
+
+
+def test_s_fd_1_descriptors_run_out(tmp_path: Path) -> None:
+    """64 descriptors and 200 connections: streams go on, nothing spins, all is well afterwards."""
+    release = threading.Event()
+
+    def held(line: Line, request: Received) -> None:
+        line.send(SSE_HEAD, chunk(event("a")))
+        release.wait(20)
+        line.send(chunk(event("b")), chunk(b"data: [DONE]\n\n"), LAST_CHUNK)
+
+    backend = Scripted(held)
+    gateway = limited(tmp_path, 64, STEADY + backend_table(backend, more=ONE))
+    crowd: list[socket.socket] = []
+    try:
+        streams = [gateway.client() for _ in range(3)]
+        for client in streams:
+            client.send(ask_stream())
+            client.read_until(b"\n\n\r\n")
+        for _ in range(200):
+            sock = socket.socket()
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", gateway.port))
+            crowd.append(sock)
+        time.sleep(0.3)
+        before_s = cpu_s(gateway.process.pid)
+        time.sleep(0.7)
+        assert cpu_s(gateway.process.pid) - before_s < 0.5, "it spins"
+        release.set()
+        for client in streams:
+            assert b'"b"' in client.read_until(b"0\r\n\r\n")
+            client.close()
+        for sock in crowd:
+            sock.close()
+        backend.play(answer_completion)
+        eventually(lambda: gateway.ask(ask_whole()).status == 200)
+        eventually(gateway.is_idle)
+        assert len(os.listdir(f"/proc/{gateway.process.pid}/fd")) < 40
+    finally:
+        for sock in crowd:
+            sock.close()
+        assert gateway.stop() == 0
+        backend.close()
+    assert "limits.connections lowered" in gateway.log
+    assert "Unhandled" not in gateway.log
+
+
+def test_s_fd_1_no_descriptor_for_a_backend_is_our_fault_and_not_its(tmp_path: Path) -> None:
+    """EMFILE on connect: 502 that says ``local``, the backend stays in, and it recovers."""
+    backend = Scripted()
+    gateway = Gateway(tmp_path, backend_table(backend, more=ONE))
+    try:
+        assert gateway.ask(ask_whole()).status == 200
+        pid = gateway.process.pid
+        with gateway.client() as client:
+            client.send(b"GET /health HTTP/1.1\r\nHost: gw\r\n\r\n")
+            client.read_answer("GET")
+            for line in list(backend.open_lines):
+                line.close()
+            used = len(os.listdir(f"/proc/{pid}/fd"))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used - 2, 20_000))
+            for _ in range(8):
+                client.send(ask_whole())
+                answer = client.read_answer()
+                if answer.status != 200:
+                    assert (answer.status, "local" in answer.body.decode()) == (502, True)
+            assert answer.status == 502
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (20_000, 20_000))
+            client.send(ask_whole())
+            assert client.read_answer().status == 200
+        assert gateway.state["backends"][0]["failure_streak"] == 0
+    finally:
+        gateway.stop()
+        backend.close()
+
+
+def test_s_port_1_many_short_requests_use_few_ports(tmp_path: Path) -> None:
+    backend = Scripted()
+    with gateway_with(tmp_path, backend) as gateway, gateway.client() as client:
+        for _ in range(500):
+            client.send(ask_whole())
+            assert client.read_answer().status == 200
+        # Its health looks have a connection each.
+        assert gateway.state["backends"][0]["connects"] <= 3
+    backend.close()
+
+
+def test_s_idl_1_a_thousand_who_say_nothing_go_by_themselves(tmp_path: Path) -> None:
+    backend = Scripted()
+    config = "[timeouts]\nrequest_head_s = 1.0\n"
+    with gateway_with(tmp_path, backend, config=config) as gateway:
+        idle = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(1000)]
+        eventually(lambda: gateway.state["connections"] >= 900)
+        assert gateway.state["in_flight"] == 0
+        assert gateway.ask(ask_whole()).status == 200
+        eventually(lambda: gateway.state["connections"] == 0)
+        assert all(sock.recv(10) == b"" for sock in idle)
+        for sock in idle:
+            sock.close()
+    backend.close()
+
+
+def test_s_h2_1_http_2_is_not_offered_and_its_preface_refused(tmp_path: Path) -> None:
+    """By ALPN: ``test_tls.py``. Without TLS the preface is bytes that are no request."""
+    backend = Scripted()
+    with gateway_with(tmp_path, backend) as gateway, gateway.client() as client:
+        client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        answer = client.read_answer()
+        assert answer.status in (400, 405, 505)
+        assert client.is_closed()
+        assert backend.requests == []
+        upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+        assert gateway.ask(post(headers=upgrade)).status == 200
+    backend.close()
+
+
+def test_s_cap_1_all_slots_busy_and_the_rest_still_answers(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def held(line: Line, request: Received) -> None:
+        release.wait(20)
+        answer_completion(line, request)
+
+    with scene(tmp_path, b='models = ["m"]\nmax_connections = 2') as here:
+        here.play(held)
+        with ThreadPoolExecutor(2) as pool:
+            running = [pool.submit(here.ask, ask_whole()) for _ in range(2)]
+            eventually(lambda: here.gateway.state["in_flight"] == 2)
+            answer = here.ask(ask_whole())
+            assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
+            assert 1 <= int(answer.get("retry-after") or 0) <= 60
+            for path in ("/health", "/v1/models"):
+                request = f"GET {path} HTTP/1.1\r\nHost: gw\r\n\r\n".encode()
+                assert here.gateway.ask(request, "GET").status == 200
+            release.set()
+            assert [each.result().status for each in running] == [200, 200]
+
+
+def test_s_clk_1_and_s_cb_5_the_wall_clock_jumps(tmp_path: Path) -> None:
+    """A day forward and an hour back, while a stream runs, a limit is spent and a breaker
+    is open: nothing ends, nothing hangs, and limits and cool-downs run on."""
+    clock = WallClock(tmp_path)
+    release = threading.Event()
+
+    def script(line: Line, request: Received) -> None:
+        if request.json.get("stream"):
+            line.send(SSE_HEAD, chunk(event("a")))
+            release.wait(20)
+            line.send(chunk(event("b")), chunk(b"data: [DONE]\n\n"), LAST_CHUNK)
+        else:
+            answer_completion(line, request)
+
+    def broken(line: Line, request: Received) -> None:
+        line.reset()
+
+    good, bad = Scripted(script), Scripted(broken)
+    config = """
+    [[rate_limits]]
+    name = "few"
+    requests_per_minute = 120
+    burst_s = 4
+    [breaker]
+    consecutive = 2
+    open_s = 1.0
+    jitter = 0.0
+    successes = 1
+    slow_start_s = 0.1
+    [retry]
+    attempts = 0
+    [log]
+    access = "access.log"
+    """
+    config += backend_table(good, "good") + backend_table(bad, "bad", 'models = ["n"]')
+    config += f'[[backends]]\nid = "bad2"\nurl = "http://127.0.0.1:{free_port()}"\nmodels = ["n"]\n'
+    gateway = Gateway(tmp_path, config, environment=clock.environment)
+    try:
+        days: set[str] = set()
+        with gateway.client() as stream:
+            stream.send(ask_stream())
+            stream.read_until(b"\n\n\r\n")
+            for _ in range(2):
+                assert gateway.ask(ask_whole(model="n")).status in (502, 503)
+            for offset in ("+1d", "-1h", "+0"):
+                clock.set(offset)
+                health = b"GET /health HTTP/1.1\r\nHost: gw\r\n\r\n"
+                days.add((gateway.ask(health, "GET").get("date") or "")[:16])
+                assert gateway.admin("/readyz")[0] == 200
+                # The limit was not filled by the jump more than once, nor emptied.
+                statuses = [gateway.ask(ask_whole()).status for _ in range(12)]
+                assert set(statuses) <= {200, 429}
+                assert 429 in statuses
+                eventually(lambda: gateway.ask(ask_whole()).status == 200, 5.0)
+            assert len(days) > 1, "the clock did not jump"
+            bad.play(answer_completion)
+            eventually(lambda: gateway.ask(ask_whole(model="n")).status == 200, 8.0)
+            release.set()
+            assert b'"b"' in stream.read_until(b"0\r\n\r\n")
+        eventually(gateway.is_idle)
+        eventually(lambda: len(gateway.access) > 30)
+        assert all(0 <= line["duration_s"] < 20 for line in gateway.access if "duration_s" in line)
+    finally:
+        gateway.stop()
+        good.close()
+        bad.close()
+    assert "Traceback" not in gateway.log
