@@ -20,7 +20,7 @@ from llmgw.certificates import BadPair, read_pair
 from llmgw.config import BackendConfig, PluginConfig
 from llmgw.core.fleet import BackendSpec
 from llmgw.core.http import HeadLimits
-from llmgw.errors import ConfigError, ConfigFault
+from llmgw.errors import PLUGIN_FAULTS, ConfigError, ConfigFault
 from llmgw.gateway.backend_http import Outbound
 from llmgw.gateway.gateway import Upstream
 from llmgw.health.target import Target
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from llmgw.wire.sweep import Sweep
 
 
+COMPLAIN_EVERY_S = 60.0
 FRESH_S = 30.0
 
 
@@ -46,7 +47,12 @@ class Watch:
     The first source's word on life and death counts, and each of its looks is one
     report. The others add what it did not tell, as long as they are alive
     themselves and their last look is no older than :data:`FRESH_S`.
+
+    A source that fails is told of in the log, once a minute at most, and leaves the
+    backend as it was.
     """
+
+    log = Logger()
 
     def __init__(
         self,
@@ -58,6 +64,7 @@ class Watch:
         self._sources = list(sources)
         self._reports: list[HealthReport | None] = [None] * len(self._sources)
         self._told_s = [0.0] * len(self._sources)
+        self._complained_s = float("-inf")
         self._clock = clock
         self._target = target
         self._report = report
@@ -70,15 +77,38 @@ class Watch:
     def start(self) -> None:
         """Start every source."""
         for index, source in enumerate(self._sources):
-            source.start(self._target, lambda report, index=index: self._reported(index, report))
+            try:
+                source.start(self._target, lambda report, index=index: self._reported(index, report))
+            except PLUGIN_FAULTS:
+                self._complain("did not start")
 
     def stop(self) -> None:
         """Stop every source."""
         for source in self._sources:
-            source.stop()
+            try:
+                source.stop()
+            except PLUGIN_FAULTS:
+                self._complain("did not stop")
+
+    def _complain(self, what: str) -> None:
+        now_s = self._clock()
+        if now_s - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = now_s
+            self.log.failure(
+                "a health source of backend {backend} {what}", backend=self._target.id, what=what
+            )
 
     def _reported(self, index: int, report: HealthReport) -> None:
         now_s = self._clock()
+        if not isinstance(report, HealthReport):
+            if now_s - self._complained_s >= COMPLAIN_EVERY_S:
+                self._complained_s = now_s
+                self.log.error(
+                    "a health source of backend {backend} reported {kind}, which is no report",
+                    backend=self._target.id,
+                    kind=type(report).__name__,
+                )
+            return
         self._reports[index] = report
         self._told_s[index] = now_s
         if index:

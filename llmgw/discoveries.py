@@ -27,7 +27,7 @@ from llmgw import plugins
 from llmgw.config import BackendConfig, is_local_url, parse_backend, port_of
 from llmgw.core.allowed import AllowList
 from llmgw.core.hold_down import HoldDown, HoldRules
-from llmgw.errors import ConfigError, PluginError
+from llmgw.errors import PLUGIN_FAULTS, ConfigError, PluginError
 
 if TYPE_CHECKING:
     from llmgw.backends import Backends
@@ -110,7 +110,7 @@ class _Source:
         try:
             self._plugin = plugins.build("discovery", self.table.plugin, options, self._reactor)
             self._plugin.start(self._update)
-        except Exception as fault:
+        except PLUGIN_FAULTS as fault:
             # Whatever a plugin does, the backends that are known go on.
             self._fault = f"did not start: {fault}"
             self.log.failure("discovery {discovery}: did not start", discovery=self.name)
@@ -135,7 +135,7 @@ class _Source:
             self._take(list(entries))
             self.told, self.remembered = True, False
             self._save()
-        except Exception:
+        except PLUGIN_FAULTS:
             self.log.failure("discovery {discovery}: taking in an update", discovery=self.name)
             return
         self._changed()

@@ -162,6 +162,9 @@ class IHealthSource(Interface):
     The gateway owns the verdict (fall, rise, ejection, slow start); a source
     only tells facts. A slow answer is the sign of a busy backend: report it as
     ``alive`` unless nobody answered at all.
+
+    One that raises, or reports anything else, leaves its backend as it was; the
+    log tells.
     """
 
     def start(target: IHealthTarget, report: Callable[[HealthReport], None]) -> None:
@@ -222,7 +225,8 @@ class IRateLimiter(Interface):
     Called once per request after its body was read, before routing. ``admit``
     may return a ``Decision`` at once (the usual case, < 10 µs) or a Deferred of
     one; the gateway waits 100 ms at most and then lets the request pass, counted
-    as degraded. Cancelling that Deferred returns whatever was taken.
+    as degraded; so does one whose ``admit`` raises, fails, or answers anything else.
+    Cancelling that Deferred returns whatever was taken.
     """
 
     def admit(subject: str, policies: Sequence[Policy], cost: Cost) -> Decision | Deferred[Decision]:

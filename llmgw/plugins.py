@@ -29,7 +29,7 @@ from twisted.cred.checkers import ICredentialsChecker
 from twisted.cred.strcred import InvalidAuthArgumentString
 
 from llmgw.dropins import CREDENTIALS, KINDS, BrokenDropin, Found, one_line, owners_of, survey, unverified
-from llmgw.errors import ConfigError, ConfigFault, PluginError
+from llmgw.errors import PLUGIN_FAULTS, ConfigError, ConfigFault, PluginError
 from llmgw.interfaces import (
     IDiscovery,
     IHealthSource,
@@ -147,7 +147,7 @@ def build(kind: str, name: str, options: Mapping[str, Any] | str, *args: Any, wh
         raise ConfigError([ConfigFault(where, f"{name}: {error}")]) from error
     except PluginError:
         raise
-    except Exception as error:
+    except PLUGIN_FAULTS as error:
         raise PluginError(f"{at}{kind} {name!r} failed to build: {one_line(error)}") from error
     product_kinds = [PRODUCTS[kind]]
     if IOrderingRouter.providedBy(product):

@@ -36,7 +36,7 @@ from llmgw.values import Backend, Caller, Choice, Cost, Decision, HealthReport, 
 def installed(folder: Path) -> dict[str, str]:
     """Install them for a gateway. :return: the gateway's environment."""
     plugins = folder / "installed" / "twisted" / "plugins"
-    plugins.mkdir(parents=True)
+    plugins.mkdir(parents=True, exist_ok=True)
     (plugins / "llmgw_strange.py").write_text("from strange_plugins import router, filter, limiter, health\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(Path(__file__).parent)])}
 

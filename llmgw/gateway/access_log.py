@@ -6,6 +6,7 @@ line end in it still makes one line (log injection).
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -151,6 +152,7 @@ class AccessLog:
         self._lines: list[AccessLine | tuple[Any, ...]] = []
         self._file: BinaryIO | None = None
         self._failing = False
+        self._torn = False
         self._loop = LoopingCall(self.flush)
         self._loop.clock = reactor
 
@@ -217,8 +219,7 @@ class AccessLog:
         lines = [_tame(encode(AccessLine.of(*line) if type(line) is tuple else line)) for line in waiting]
         lines.append(b"")
         try:
-            self._file.write(b"\n".join(lines))
-            self._file.flush()
+            self._write_all(b"\n".join(lines))
             self._failing = False
         except OSError as error:
             self.dropped += len(lines) - 1
@@ -228,10 +229,23 @@ class AccessLog:
                     "access log {path}: {error}; lines are dropped", path=self.path, error=str(error)
                 )
 
+    def _write_all(self, data: bytes) -> None:
+        """Write ``data``; a disk that fills up takes a part of it, and the torn line is ended later."""
+        assert self._file is not None
+        rest = memoryview(b"\n" + data if self._torn else data)
+        while rest:
+            written = self._file.write(rest)
+            if not written:
+                raise BlockingIOError(errno.EAGAIN, "it takes no more now")
+            rest = rest[written:]
+            self._torn = bool(rest)
+
     def _open(self) -> None:
+        self._torn = False
         if self.path == "-":
-            # Not sys.stdout: twistd has put its log there.
-            self._file = getattr(sys.__stdout__, "buffer", None)
+            # Not sys.stdout: twistd has put its log there. Nor its buffer, which keeps what it cannot write.
+            buffer = getattr(sys.__stdout__, "buffer", None)
+            self._file = getattr(buffer, "raw", buffer)
         else:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
             self._file = os.fdopen(descriptor, "ab", buffering=0)

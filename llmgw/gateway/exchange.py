@@ -25,6 +25,7 @@ from llmgw.core.multipart import read_multipart
 from llmgw.core.overload import CALM_S, Level
 from llmgw.core.retry import backoff_s, retry_after
 from llmgw.errors import (
+    PLUGIN_FAULTS,
     GatewayError,
     InvalidRequest,
     ModelNotAllowed,
@@ -41,7 +42,7 @@ from llmgw.gateway.attempt import Attempt, Failed
 from llmgw.gateway.backend_http import passed_headers, seconds_of
 from llmgw.gateway.outgoing import Outgoing
 from llmgw.gateway.routes import OLLAMA, Route, find
-from llmgw.values import Caller, Caps, Choice, Cost, Request
+from llmgw.values import Caller, Caps, Choice, Cost, Decision, Request
 from llmgw.wire.later import Later
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Exchange:
                 self.account.outcome = "client_gone"
             else:
                 answering.refuse(Overloaded("the gateway is stopping", retry_after_s=self._soon(1.0)))
-        except Exception:
+        except PLUGIN_FAULTS:
             self.gateway.log.failure("request {id} failed", id=self.request_id)
             answering.refuse(GatewayError("the gateway failed; see its log"))
         self._leave()
@@ -223,13 +224,21 @@ class Exchange:
         if not policies:
             return
         output = OUTPUT_GUESS if request.max_tokens is None else request.max_tokens
-        decision = gateway.limiter.admit(caller.id, policies, Cost(1, request.prompt_tokens + output))
-        if isinstance(decision, Deferred):
-            try:
+        try:
+            decision = gateway.limiter.admit(caller.id, policies, Cost(1, request.prompt_tokens + output))
+            if isinstance(decision, Deferred):
                 decision = await decision.addTimeout(LIMITER_WAIT_S, gateway.reactor)
-            except TimeoutError:
-                gateway.limiter_degraded += 1
-                return
+        except TimeoutError:
+            gateway.limiter_degraded += 1
+            return
+        except CancelledError:
+            raise
+        except PLUGIN_FAULTS:
+            gateway.limiter_failed()
+            return
+        if not isinstance(decision, Decision):
+            gateway.limiter_failed(f"answered {type(decision).__name__}, which is no decision")
+            return
         self.answering.decision = decision
         if not decision.allowed:
             raise RateLimited(

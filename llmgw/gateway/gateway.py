@@ -10,7 +10,7 @@ from msgspec import Struct
 from twisted.logger import Logger
 
 from llmgw.core.overload import Level
-from llmgw.errors import GatewayError
+from llmgw.errors import PLUGIN_FAULTS, GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange, new_request_id
 from llmgw.gateway.recent import Recent
@@ -184,7 +184,7 @@ class Gateway:
         least connections for this request, and its fault is logged once a minute at most."""
         try:
             answer = self.router.choose(request, candidates, now_s)
-        except Exception:
+        except PLUGIN_FAULTS:
             self._complain("router", now_s)
         else:
             if answer is None:
@@ -205,7 +205,7 @@ class Gateway:
         fails, or names nobody, is replaced by the oldest, as in :meth:`choose`."""
         try:
             place = self.router.order(waiting, backend, now_s)
-        except Exception:
+        except PLUGIN_FAULTS:
             self._complain("router", now_s)
         else:
             if isinstance(place, int) and 0 <= place < len(waiting):
@@ -226,14 +226,14 @@ class Gateway:
         """Let the router learn; what it raises is its own affair."""
         try:
             self.router.observe(event)
-        except Exception:
+        except PLUGIN_FAULTS:
             self._complain("router", self.clock())
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
         """Give a reservation back to the limiter, whatever it makes of it."""
         try:
             self.limiter.settle(reservation, used)
-        except Exception:
+        except PLUGIN_FAULTS:
             self._complain("rate limiter", self.clock())
 
     def warn_of_framing(self, backend_id: str, detail: str) -> None:
@@ -255,6 +255,11 @@ class Gateway:
             task.cancel()
 
     # --- our own ---
+
+    def limiter_failed(self, detail: str | None = None) -> None:
+        """The rate limiter raised, or answered what is no decision: the request passes, and is counted."""
+        self.limiter_degraded += 1
+        self._complain("rate limiter", self.clock(), detail)
 
     def _complain(self, what: str, now_s: float, detail: str | None = None) -> None:
         if now_s - self._complained_s < 60.0:

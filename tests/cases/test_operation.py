@@ -1,0 +1,152 @@
+"""Section 9 of the cases: plugins that misbehave, a disk that is full, keys that must not be seen."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import strange_plugins
+from harness import (
+    TWISTD,
+    Gateway,
+    Scripted,
+    backend_table,
+    eventually,
+)
+from twisted.internet.task import Clock
+
+from cases.scenes import ask_stream, ask_whole
+from llmgw.gateway.access_log import AccessLog
+
+MISBEHAVIOURS = ("raise", "exit", "nonsense", "never", "fail", "twice", "block")
+
+
+class Strange:
+    """One gateway, tried with one misbehaving plugin after the other."""
+
+    def __init__(self, folder: Path, tables: str = "") -> None:
+        self.backend = Scripted()
+        self.gateway = Gateway(
+            folder,
+            "rate_limits = [{ requests_per_minute = 100000 }]\n"
+            # One that blocks makes the loop late, which is overload, and not what is tested here.
+            "overload = { shed_lag_s = 60, refuse_lag_s = 60, close_lag_s = 60 }\n"
+            + tables
+            + backend_table(self.backend, more='models = ["m"]\nmax_connections = 50'),
+            environment=strange_plugins.installed(folder),
+        )
+        self.plain = self.gateway.config_path.read_text()
+
+    def reload(self, table: str) -> None:
+        self.gateway.config_path.write_text(self.plain + table)
+        status, body = self.gateway.admin("/api/reload", "POST")
+        assert status == 200, body
+
+    def statuses(self, many: int = 4) -> set[int]:
+        with ThreadPoolExecutor(many) as pool:
+            requests = [ask_stream(), ask_whole()] * (many // 2)
+            return {answer.status for answer in pool.map(self.gateway.ask, requests)}
+
+    def end(self) -> None:
+        eventually(self.gateway.is_idle)
+        assert self.gateway.stop() == 0
+        self.backend.close()
+        assert "Unhandled" not in self.gateway.log, self.gateway.log
+
+
+def test_s_plg_1_routers(tmp_path: Path) -> None:
+    """Least connections take the place of a router that fails; learning that fails costs nothing."""
+    strange = Strange(tmp_path)
+    for does in set(MISBEHAVIOURS) - {"fail"}:  # a Deferred is nonsense here, whatever becomes of it
+        strange.reload(f'[router]\nplugin = "strange"\ndoes = "{does}"\n')
+        assert (does, strange.statuses()) == (does, {200})
+    strange.reload('[router]\nplugin = "least-connections"\n')
+    assert strange.statuses() == {200}
+    assert strange.gateway.state["backends"][0]["failure_streak"] == 0
+    assert "the router plugin raised" in strange.gateway.log
+    strange.end()
+
+
+@pytest.mark.parametrize("does", MISBEHAVIOURS)
+def test_s_plg_1_rate_limiters(tmp_path: Path, does: str) -> None:
+    """A limiter that fails lets requests pass, and is told of; it never holds one up for long."""
+    strange = Strange(tmp_path, f'[rate_limiter]\nplugin = "strange"\ndoes = "{does}"\n')
+    assert strange.statuses() == {200}
+    degraded = "llmgw_limiter_degraded 0\n" not in strange.gateway.admin("/metrics")[1].decode()
+    assert degraded == (does not in ("twice", "block"))
+    strange.end()
+
+
+def test_s_plg_1_health_sources(tmp_path: Path) -> None:
+    """A source that fails leaves its backend as it was; the start, and the end, are not held up."""
+    strange = Strange(tmp_path)
+    for does in set(MISBEHAVIOURS) - {"fail"}:  # a Deferred is nonsense here, whatever becomes of it
+        strange.reload(f'[[health]]\nplugin = "strange"\ndoes = "{does}"\n')
+        assert (does, strange.statuses()) == (does, {200})
+    assert "a health source of backend b did not start" in strange.gateway.log
+    strange.end()
+    one = Strange(tmp_path, '[[health]]\nplugin = "strange"\ndoes = "raise"\n')
+    assert one.statuses() == {200}
+    one.end()
+
+
+def test_a_full_disk_costs_access_lines_and_nothing_else(tmp_path: Path) -> None:
+    """The gateway's own log is on it too."""
+    backend = Scripted()
+    path = tmp_path / "access.log"
+    path.symlink_to("/dev/full")
+    config = '[log]\naccess = "access.log"\n' + backend_table(backend)
+    command = list(TWISTD)
+    TWISTD[:] = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh", *command]
+    try:
+        gateway = Gateway(tmp_path, config)
+    finally:
+        TWISTD[:] = command
+    try:
+        for _ in range(5):
+            assert gateway.ask(ask_whole()).status == 200
+        eventually(lambda: "llmgw_access_log_dropped 5\n" in gateway.admin("/metrics")[1].decode())
+        path.unlink()
+        assert gateway.admin("/api/reload", "POST")[0] == 200
+        assert gateway.ask(ask_whole()).status == 200
+        eventually(lambda: len(gateway.access) == 1)
+        eventually(gateway.is_idle)
+    finally:
+        assert gateway.stop() == 0
+        backend.close()
+
+
+class Disk(io.RawIOBase):
+    """Has room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.data = b""
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = bytes(data[: self.room])
+        self.room -= len(taken)
+        self.data += taken
+        return len(taken)
+
+
+def test_a_line_that_a_full_disk_tore_does_not_spoil_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(100)
+    log = AccessLog("access.log", Clock())
+    monkeypatch.setattr(AccessLog, "_open", lambda self: setattr(self, "_file", disk))
+    log.start()
+    for room, dropped in ((100, 1), (0, 2), (10_000, 2)):
+        disk.room = room
+        log.write_fault(1.0, "an-id", "10.0.0.1", 400, "invalid_request")
+        log.flush()
+        assert log.dropped == dropped
+    log.stop()
+    torn, whole, empty = disk.data.split(b"\n")
+    assert (len(torn), json.loads(whole)["id"], empty) == (100, "an-id", b"")
