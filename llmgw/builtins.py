@@ -101,6 +101,7 @@ prefix_hash = RouterFactory(
 from llmgw.access.keys import KeysCheckerFactory  # noqa: E402
 from llmgw.discovery.dns import DnsDiscoveryFactory  # noqa: E402
 from llmgw.discovery.etcd import EtcdDiscoveryFactory  # noqa: E402
+from llmgw.discovery.kubernetes import KubernetesDiscoveryFactory  # noqa: E402
 from llmgw.discovery.static import StaticDiscoveryFactory  # noqa: E402
 from llmgw.filters.deny_pattern import DenyPatternFactory  # noqa: E402
 from llmgw.health.http import HttpHealthFactory  # noqa: E402
@@ -123,3 +124,4 @@ keys_checker = KeysCheckerFactory()
 static_discovery = StaticDiscoveryFactory()
 etcd_discovery = EtcdDiscoveryFactory()
 dns_discovery = DnsDiscoveryFactory()
+kubernetes_discovery = KubernetesDiscoveryFactory()

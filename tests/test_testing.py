@@ -54,6 +54,7 @@ ELSEWHERE: set[tuple[str, str]] = {
     ("discovery", "static"),
     ("discovery", "etcd"),
     ("discovery", "dns"),
+    ("discovery", "kubernetes"),
 }
 """Need a server, or answers of their own, and run the same contract in a test of their own."""
 

@@ -126,10 +126,12 @@ class HttpClient:
         *,
         open_s: float,
         silence_s: float,
+        speaks_first: bool = True,
     ) -> None:
         """Hand what comes to ``feed``, until the other side ends it.
 
-        :param open_s: until the first bytes of the body.
+        :param open_s: until the first bytes of the body; until the head of the answer
+            only, if the other side does not always ``speaks_first``.
         :param silence_s: between any two later ones.
         :raise QuietError: nothing came for ``silence_s``.
         :raise StatusError: not 200.
@@ -153,6 +155,8 @@ class HttpClient:
         asking = Deferred.fromCoroutine(self._request(line, method, url, headers, body))
         try:
             response = await asking.addTimeout(open_s, self._reactor)
+            if not speaks_first:
+                watch.touch(silence_s)
             if response.code != 200:
                 raise StatusError(response.code, await _read(line, response, ERROR_BYTES))
             await treq.collect(response, take)
