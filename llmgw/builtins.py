@@ -111,6 +111,7 @@ from llmgw.loading.command import CommandFactory  # noqa: E402
 from llmgw.loading.llamacpp_router import LlamaCppRouterFactory  # noqa: E402
 from llmgw.loading.ollama import OllamaFactory  # noqa: E402
 from llmgw.ratelimit.local import LocalRateLimiterFactory  # noqa: E402
+from llmgw.ratelimit.redis import RedisRateLimiterFactory  # noqa: E402
 
 deny_pattern = DenyPatternFactory()
 llamacpp_health = LlamaCppHealthFactory()
@@ -120,6 +121,7 @@ llamacpp_router_loader = LlamaCppRouterFactory()
 ollama_loader = OllamaFactory()
 command_loader = CommandFactory()
 local_limiter = LocalRateLimiterFactory()
+redis_limiter = RedisRateLimiterFactory()
 keys_checker = KeysCheckerFactory()
 static_discovery = StaticDiscoveryFactory()
 etcd_discovery = EtcdDiscoveryFactory()

@@ -227,6 +227,11 @@ class IRateLimiter(Interface):
     one; the gateway waits 100 ms at most and then lets the request pass, counted
     as degraded; so does one whose ``admit`` raises, fails, or answers anything else.
     Cancelling that Deferred returns whatever was taken.
+
+    What a limiter may have beside: ``use_store(store)``, called once before the
+    reactor runs, gives it the shared store (:mod:`llmgw.store`); ``stop()``, called
+    after the last request, may return a Deferred; ``gauges()`` gives figures for
+    ``/metrics``, as a mapping of name to help text and value.
     """
 
     def admit(subject: str, policies: Sequence[Policy], cost: Cost) -> Decision | Deferred[Decision]:

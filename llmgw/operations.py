@@ -145,7 +145,10 @@ class Operations:
         dropped = gateway.access_log.dropped if gateway.access_log is not None else 0
         expires = service.certificate_expires
         certificates = {} if expires is None else {"llmgw_certificate_expires_seconds": (EXPIRES, expires)}
+        limiter: Mapping[str, tuple[str, float]] = getattr(gateway.limiter, "gauges", dict)()
         return certificates | {
+            "llmgw_limiter_degraded": ("1 while limits are decided without the store.", 0.0),
+            **limiter,
             "llmgw_connections": ("Client connections.", len(site.connections)),
             "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
             "llmgw_waiting": ("Requests that wait for a slot.", len(gateway.waiting)),
@@ -159,7 +162,10 @@ class Operations:
                 service.pressure.memory or 0.0,
             ),
             "llmgw_draining": ("1 while draining.", float(service.draining)),
-            "llmgw_limiter_degraded": ("Requests that passed a late limiter.", gateway.limiter_degraded),
+            "llmgw_limiter_passed": (
+                "Requests that passed without limits, as the limiter gave no answer.",
+                gateway.limiter_degraded,
+            ),
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
             "llmgw_filter_faults": ("Times a request filter failed.", gateway.filters.faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),

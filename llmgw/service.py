@@ -270,6 +270,7 @@ class GatewayService(Service):
         self.sweep.stop()
         if self.gateway.access_log is not None:
             self.gateway.access_log.stop()
+        await maybeDeferred(getattr(self.gateway.limiter, "stop", lambda: None))
         if self.store is not None:
             await self.store.close()
         await _stop_all(self._admin)

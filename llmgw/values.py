@@ -256,6 +256,8 @@ class Policy(Struct, frozen=True):
     :param scope: ``"key"`` (each key by itself) or ``"global"`` (all together).
     :param burst_s: how many seconds of rate the bucket holds.
     :param enforce: ``False`` only counts what it would have refused.
+    :param on_redis_loss: ``"local"``, ``"open"`` or ``"closed"`` while the store of a
+        limiter that shares its counts is away; ``None``: as the limiter's own option says.
     """
 
     name: str
@@ -265,6 +267,7 @@ class Policy(Struct, frozen=True):
     concurrent: int | None = None
     burst_s: float = 60.0
     enforce: bool = True
+    on_redis_loss: str | None = None
 
 
 class Cost(Struct, frozen=True):

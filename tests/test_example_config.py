@@ -123,7 +123,9 @@ def test_the_example_with_everything_switched_on_loads() -> None:
     assert config.discovery[0].options == {"endpoints": ["http://127.0.0.1:2379"], "prefix": "/llmgw/"}
     assert config.backends[0].api_key is not None
     assert config.rate_limits == (
-        Policy("limit-1", requests_per_minute=600, tokens_per_minute=200000, concurrent=32),
+        Policy(
+            "limit-1", requests_per_minute=600, tokens_per_minute=200000, concurrent=32, on_redis_loss="local"
+        ),
     )
     assert [(model.name, model.target, model.max_tokens) for model in config.models] == [
         ("gpt-4o-mini", "llama-3-8b", 2048)

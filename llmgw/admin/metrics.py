@@ -268,7 +268,7 @@ class Metrics:
 
 
 _ALWAYS: Mapping[str, tuple[str, float | None]] = {
-    "llmgw_limiter_degraded": ("Requests that passed because the rate limiter did not answer in time.", None),
+    "llmgw_limiter_degraded": ("1 while limits are decided without the store.", None),
 }
 """Gauges that are listed even when nobody gives them a value."""
 

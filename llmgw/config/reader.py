@@ -89,6 +89,7 @@ _POLICY_HINTS: dict[str, Any] = {
     "tokens_per_minute": Annotated[float, Rule(above=0, most=1e12)],
     "concurrent": Annotated[int, Rule(least=1, most=10**6)],
     "burst_s": Annotated[float, Rule(above=0, most=86400)],
+    "on_redis_loss": Literal["local", "open", "closed"] | None,
 }
 
 

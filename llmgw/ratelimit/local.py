@@ -206,6 +206,11 @@ class LocalRateLimiter:
                 ledger.requests.give_back(requests, now_s)
         charges.clear()
 
+    def gauges(self) -> Mapping[str, tuple[str, float]]:
+        """Figures for a scrape: help text and value by name."""
+        text = "Requests that limits which only count would have refused."
+        return {"llmgw_limiter_shadow_refused": (text, sum(self.shadow_refused.values()))}
+
     def usage(self, subjects: Iterable[str], policies: Iterable[str]) -> list[dict[str, Any]]:
         """How much of each limit is used, for people: of those ``subjects`` that have a ledger.
 

@@ -61,10 +61,12 @@ class Link:
 
     :param lost: called when it is gone, whoever closed it.
     :ivar server: ``HELLO``'s fields, such as ``mode`` and ``role``; empty if the server did not tell.
+    :ivar server_id: its ``run_id``, another one after each restart; ``""`` if it did not tell.
     """
 
     def __init__(self, reactor: Any, lost: Callable[[Link], None]) -> None:
         self.server: dict[str, str] = {}
+        self.server_id = ""
         self._reactor = reactor
         self.protocol = _protocol_class()(lambda: lost(self))
 
@@ -156,7 +158,11 @@ async def connect(
         if password is not None:
             user = (address.user,) if address.user else ()
             await link.ask(("AUTH", *user, password.reveal()), connect_s)
-        link.server = await _introduction(link, connect_s)
+        told = await _told(link, ("HELLO", "2"), connect_s) or []
+        texts = [_text(item) for item in told]
+        link.server = dict(zip(texts[::2], texts[1::2], strict=False))
+        info = _text(await _told(link, ("INFO", "server"), connect_s) or b"")
+        link.server_id = info.partition("run_id:")[2].partition("\r")[0]
         if address.db:
             await link.ask(("SELECT", address.db), connect_s)
     except BaseException:
@@ -165,16 +171,18 @@ async def connect(
     return link
 
 
-async def _introduction(link: Link, within_s: float) -> dict[str, str]:
-    """Who the server says it is. One that may not tell, or is too old to, is taken as it is."""
+async def _told(link: Link, question: tuple[str, ...], within_s: float) -> Any:
+    """What the server says of itself; ``None`` if it may not tell, or is too old to."""
     try:
-        told = await link.ask(("HELLO", "2"), within_s)
+        return await link.ask(question, within_s)
     except StoreRefused as error:
         if error.code in ("NOPERM", "unknown"):
-            return {}
+            return None
         raise
-    texts = [item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in told]
-    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def _text(item: Any) -> str:
+    return item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item)
 
 
 def _endpoint(reactor: Any, address: Address, ca_file: str | None, connect_s: float) -> IStreamClientEndpoint:

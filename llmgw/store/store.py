@@ -67,6 +67,7 @@ class Store:
     :ivar up: questions are answered. False until the first connection.
     :ivar why: in a few words, why it is not up; ``""`` if it is.
     :ivar watchers: each is called with ``up`` at each change, in the reactor's turn.
+    :ivar server_id: tells whether it is still the same run of the same server; ``""``: not known.
     :ivar losses: how often it went down.
     """
 
@@ -84,6 +85,7 @@ class Store:
         self.up = False
         self.why = "not started"
         self.losses = 0
+        self.server_id = ""
         self.watchers: list[Callable[[bool], None]] = []
         self._reactor = reactor
         self._dice = dice or random.Random()
@@ -203,6 +205,7 @@ class Store:
             self._again()
             return
         self._link = link
+        self.server_id = link.server_id
         self._misses = 0
         self._up_since_s = self._reactor.seconds()
         self.up = True

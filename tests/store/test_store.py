@@ -253,8 +253,9 @@ async def test_a_server_that_drops_connections_is_not_tried_without_end(stores: 
                 while True:
                     line, _ = listener.accept()
                     accepted.append(line)
-                    line.recv(100)
-                    line.sendall(b"-NOPERM no\r\n")
+                    for _ in ("HELLO", "INFO"):
+                        line.recv(100)
+                        line.sendall(b"-NOPERM no\r\n")
                     line.close()
             except OSError:
                 pass

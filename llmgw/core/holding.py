@@ -1,0 +1,319 @@
+"""What one gateway holds of a token bucket that it shares with others.
+
+The bucket itself is in the shared store. A gateway takes units out of it in
+advance, *before* it spends them, so that whatever gateways do with what they
+hold, no more than the bucket's content is ever spent. This module is one
+gateway's side of that: when to ask, for how much, what to give back, and what
+to do when nobody answers. Time is an argument.
+
+``held`` is the one figure that matters: units that may be spent without asking
+anybody. Below zero it is a debt: spent without leave (the store was away, or a
+request used more than it had reserved), and paid with the next call.
+
+Every doubt is settled against the caller, never against the limit: what was
+given back by a call whose answer got lost counts as given back, a debt in such
+a call as still owed, a grant in such an answer as lost.
+
+:source: leases with demand and give-back as in Doorman (github.com/youtube/doorman);
+    the cache of refusals is Envoy's; figures in ``docs/rate-limits.md``.
+"""
+
+from __future__ import annotations
+
+from math import ceil, exp, floor, inf
+
+from msgspec import Struct
+
+from llmgw.core.bucket import SLACK
+
+SHARE = 0.1
+"""Of a bucket's size, what all gateways together hold in advance at most."""
+
+PERIOD_S = 0.1
+"""Between two calls for a bucket in use, on the average."""
+
+HEADROOM = 1.5
+"""How much more than a period's use is asked for."""
+
+IDLE_S = 2.0
+"""Without any use for so long, everything is given back."""
+
+CHECK_S = 1.0
+"""How long the last answer is believed where it means "no": others give back at any time."""
+
+PAUSE_S = 0.025
+"""Between two calls for a bucket that has run dry, at least: one that fills quickly has
+something for everybody all the time, and need not be asked for each request."""
+
+MEMORY_S = 5.0
+"""Time constant of each gateway's share of the use, the same as the script's."""
+
+MIXED_IN = 0.2
+"""Part of the rate that is divided evenly when everybody decides alone, for those who come late."""
+
+
+class Ask(Struct, frozen=True, array_like=True, tag=0):
+    """What a call says about one bucket; the script reads the fields in this order.
+
+    :param delta: units given back; below 0, a debt.
+    :param need: units for requests that wait.
+    :param head: of these, for the one that waits longest.
+    :param big: that one wants more than the whole bucket, and was cut to it.
+    :param want: units to hold in advance, if there are any left.
+    :param hint: what is left by the last answer.
+    :param stale: that answer is from before the store last lost its memory, so that
+        ``hint`` may know better than the store.
+    """
+
+    rate_per_s: float
+    burst: float
+    delta: float
+    need: float
+    head: float
+    big: bool
+    want: float
+    hint: float
+    stale: bool
+
+
+class Holding:
+    """One gateway's part of one bucket.
+
+    :param rate_per_s: of the whole bucket; ``burst`` too.
+    :ivar held: units that may be spent at once; below 0, owed.
+    :ivar whole: the most that one request is charged before it ran; what wants more than
+        the whole bucket passes when nothing is owed, and pays the rest afterwards.
+    :ivar low: with less than this held, a call should go out now and not at the next period.
+    :ivar used: units asked for by requests in this period, allowed or not; whoever decides adds to it.
+    :ivar asked: a call is under way. There is never a second one.
+    :ivar epoch: of the store, at the last answer; ``None``: there was none yet.
+    """
+
+    __slots__ = (
+        "_alone",
+        "_average",
+        "_flow",
+        "_flow_at_s",
+        "_recent",
+        "_rolled_s",
+        "_share",
+        "asked",
+        "at_s",
+        "burst",
+        "dry_until_s",
+        "epoch",
+        "held",
+        "last_use_s",
+        "level",
+        "low",
+        "rate_per_s",
+        "used",
+        "whole",
+    )
+
+    def __init__(self, rate_per_s: float, burst: float, now_s: float) -> None:
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self.whole = floor(burst)
+        self.held = 0.0
+        self.low = 0.0
+        self.used = 0.0
+        self.asked: Ask | None = None
+        self.epoch: str | None = None
+        self.level = burst
+        self.at_s = now_s
+        self.dry_until_s = -inf
+        self.last_use_s = -inf
+        self._rolled_s = now_s
+        self._recent = 0.0
+        self._average = 0.0
+        self._flow = 0.0
+        self._flow_at_s = now_s
+        self._share: float | None = None
+        self._alone: _Alone | None = None
+
+    def resize(self, rate_per_s: float, burst: float) -> None:
+        """Go on with other figures; the store learns them with the next call."""
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self.whole = floor(burst)
+        self.level = min(self.level, burst)
+        self._alone = None
+
+    # --- deciding ---
+
+    def left(self, now_s: float) -> float:
+        """What the shared bucket holds by the last answer, if nobody has touched it since."""
+        level = self.level + (now_s - self.at_s) * self.rate_per_s
+        return level if level < self.burst else self.burst
+
+    def refusal_s(self, amount: float, big: bool, now_s: float) -> float:
+        """For ``amount`` above what is held: seconds until it is worth asking; 0: ask now."""
+        if self.epoch is None or now_s - self.at_s >= CHECK_S:
+            return 0.0
+        # What is too big goes as soon as nothing is owed.
+        missing = (2.0 * SLACK if big else amount - self.held) - self.left(now_s)
+        if missing > SLACK:
+            return missing / self.rate_per_s
+        if now_s < self.dry_until_s and amount < PAUSE_S * self.rate_per_s:
+            return self.dry_until_s - now_s
+        return 0.0
+
+    def alone_s(self, amount: float, now_s: float, gateways: int) -> float:
+        """The same where the store cannot be asked, by our usual part of the rate; 0: take it.
+
+        :param gateways: how many there were at last; 0: never known.
+        """
+        if self.held >= amount:
+            return 0.0
+        return self._by_itself(now_s, gateways).wait_s(amount, now_s)
+
+    def take_alone(self, amount: float, now_s: float, gateways: int) -> None:
+        """Take what :meth:`alone_s` allowed; what was not held is owed."""
+        if self.held < amount:
+            self._by_itself(now_s, gateways).level -= amount
+        self.held -= amount
+
+    def give_back(self, amount: float) -> None:
+        """A request used less than was taken for it (or more: below 0)."""
+        self.held += amount
+        if self._alone is not None:
+            self._alone.level += amount
+
+    def _by_itself(self, now_s: float, gateways: int) -> _Alone:
+        """The bucket of who decides alone: since the last answer, at our part of the rate.
+
+        All these buckets together fill at the rate of the shared one, and hold a
+        :data:`SHARE` of it.
+        """
+        if self._alone is None:
+            part = 1.0
+            most = self.burst
+            if gateways:  # else nobody was ever heard of: we are all there is
+                part /= gateways
+                if self._share is not None:
+                    # Who has not asked for a while has lost of its part to those who have.
+                    share = self._share * exp((self.at_s - now_s) / MEMORY_S)
+                    part = MIXED_IN * part + (1.0 - MIXED_IN) * share
+                most = max(1.0, SHARE * self.burst * part)
+            fresh = self.epoch is None
+            self._alone = _Alone(
+                self.rate_per_s * part, most, most if fresh else 0.0, now_s if fresh else self.at_s
+            )
+        return self._alone
+
+    # --- calling ---
+
+    def ask(
+        self,
+        now_s: float,
+        gateways: int,
+        epoch: str | None,
+        *,
+        waiting: float = 0.0,
+        head: float = 0.0,
+        big: bool = False,
+        taking: bool = True,
+    ) -> Ask | None:
+        """What to say in a call that goes out now; ``None``: nothing, don't call.
+
+        What it gives back is no more held from here on. An answer or a failure must follow.
+
+        :param gateways: how many there are; 0: not known, nothing is taken in advance.
+        :param epoch: the store's, as far as we know.
+        :param waiting: units that requests wait for; ``head`` of them the first one.
+        :param big: that one wants more than the whole bucket.
+        :param taking: false: settle debts and give back, but take nothing.
+        """
+        self._roll(now_s)
+        most = floor(SHARE * self.burst / gateways) if gateways else 0
+        idle = now_s - self.last_use_s >= IDLE_S
+        target = 0.0
+        if most and taking and not idle:
+            target = min(most, max(1.0, ceil(HEADROOM * max(self._recent, self._average))))
+        held = max(0.0, self.held)
+        need = max(0.0, waiting - held)
+        delta = self.held if self.held < 0.0 else max(0.0, held - max(waiting, 0.0 if idle else most))
+        stays = self.held - delta
+        want = max(0.0, target - stays)
+        stale = self.epoch is not None and self.epoch != epoch
+        dry = want > 0.0 and self.refusal_s(self.held + 1.0, False, now_s) > 0.0
+        self.low = 0.0 if dry else target / 3.0
+        if need == 0.0 and delta == 0.0 and not stale and (dry or want == 0.0):
+            return None
+        self.held = stays
+        hint = self.left(now_s)
+        head = min(need, max(0.0, head - held))
+        self.asked = Ask(self.rate_per_s, self.burst, delta, need, head, big, want, hint, stale)
+        return self.asked
+
+    def answered(self, now_s: float, grant: float, level: float, flow: float, epoch: str) -> None:
+        """The answer to the last :meth:`ask`.
+
+        :param level: what the shared bucket holds after it.
+        :param flow: units a second that all gateways took lately, after it.
+        """
+        ask = self.asked
+        assert ask is not None
+        self.asked = None
+        self.held += grant
+        self.level = level
+        self.at_s = now_s
+        self.epoch = epoch
+        self._alone = None
+        self._flow *= exp((self._flow_at_s - now_s) / MEMORY_S)
+        self._flow_at_s = now_s
+        self._flow += (grant + max(0.0, -ask.delta)) / MEMORY_S
+        self._share = min(1.0, self._flow / flow) if flow > 0.0 else None
+        if grant < ask.need + ask.want:
+            self.low = 0.0
+            self.dry_until_s = now_s + min(PAUSE_S, self.burst / self.rate_per_s / 4.0)
+
+    def failed(self, sent: bool) -> None:
+        """There will be no answer.
+
+        :param sent: it may have been done all the same.
+        """
+        ask = self.asked
+        assert ask is not None
+        self.asked = None
+        if not sent or ask.delta < 0.0:
+            self.held += ask.delta
+
+    def at_rest(self, now_s: float) -> bool:
+        """Nothing is held, owed or under way, and nobody asks for it."""
+        return self.held == 0.0 and self.asked is None and now_s - self.last_use_s >= IDLE_S
+
+    def says_nothing(self, now_s: float) -> bool:
+        """A fresh one would be the same."""
+        return self.at_rest(now_s) and self.left(now_s) >= self.burst
+
+    def _roll(self, now_s: float) -> None:
+        """Take this period's use into the average."""
+        elapsed_s = now_s - self._rolled_s
+        if self.used:
+            self.last_use_s = now_s
+        if elapsed_s >= PERIOD_S / 2.0:
+            self._recent = self.used * PERIOD_S / elapsed_s
+            self._average += 0.3 * (self._recent - self._average)
+            self._rolled_s = now_s
+            self.used = 0.0
+
+
+class _Alone:
+    """A token bucket without a floor: what is owed here, the shared one has not seen yet."""
+
+    __slots__ = ("at_s", "level", "most", "rate_per_s")
+
+    def __init__(self, rate_per_s: float, most: float, level: float, at_s: float) -> None:
+        self.rate_per_s = rate_per_s
+        self.most = most
+        self.level = level
+        self.at_s = at_s
+
+    def wait_s(self, amount: float, now_s: float) -> float:
+        """Seconds until ``amount`` may be taken; what is larger than the bucket goes when nothing is owed."""
+        self.level = min(self.most, self.level + (now_s - self.at_s) * self.rate_per_s)
+        self.at_s = now_s
+        missing = (2.0 * SLACK if amount > self.most else amount) - self.level
+        return missing / self.rate_per_s if missing > SLACK else 0.0

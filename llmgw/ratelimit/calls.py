@@ -1,0 +1,218 @@
+"""The calls of the limiter ``redis``: many limits in one script call, now and then or at once.
+
+Every :data:`PERIOD_S` the limits in use are looked at and told to the store,
+128 in one call; a request that waits makes a call in the reactor's next turn. A
+limit is never in two calls at once, so answers need no order.
+"""
+
+from __future__ import annotations
+
+import random
+from importlib import resources
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.logger import Logger
+
+from llmgw.core.holding import PERIOD_S, Ask, Holding
+from llmgw.core.places import Places, PlacesAsk
+from llmgw.store.errors import StoreDown, StoreError, StoreRefused
+from llmgw.store.store import Script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from llmgw.ratelimit.ledger import Ledger
+    from llmgw.store.store import Store
+
+JITTER = 0.2
+BATCH = 128
+"""Limits in one call; at 20 µs each it keeps the store for 3 ms."""
+
+BATCHES = 8
+"""Calls in one period; with more limits in use than these hold, each has its turn less often."""
+
+GOOD_CALLS = 3
+"""Answers in a row after which a store that was away is trusted again."""
+
+SICK_S = 0.5
+"""Between two tries of a store that answers with errors."""
+
+LEASES = Script(resources.files("llmgw.ratelimit").joinpath("leases.lua").read_text(encoding="utf-8"))
+
+Part = tuple[Holding | Places, Ask | PlacesAsk, str]
+"""One limit in a call: who asks, what, and its name in the store."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[str, int, list[list[float]]]).decode
+
+
+class Calls:
+    """Speaks with the store for all limits of this process.
+
+    :param parts: what is to be said for some ledgers now.
+    :param answered: called after each call, whatever became of it.
+    :ivar alone: the store is away, or was until a moment ago: decide without it.
+    :ivar gateways: how many the store has heard of lately; 0: never known.
+    :ivar epoch: the store's; a change means that it may have lost its memory.
+    :ivar made: calls so far; ``failed`` of them without an answer.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        store: Store,
+        reactor: Any,
+        gateway: str,
+        parts: Callable[[Iterable[Ledger], float], list[Part]],
+        answered: Callable[[bool], None],
+        dice: random.Random,
+    ) -> None:
+        self.alone = False
+        self.gateways = 0
+        self.epoch: str | None = None
+        self.made = 0
+        self.failed = 0
+        self._store = store
+        self._reactor = reactor
+        self._gateway = gateway
+        self._parts = parts
+        self._answered = answered
+        self._dice = dice
+        self._active: dict[Ledger, None] = {}
+        self._good = 0
+        self._sick = False
+        self._timer: Any = None
+        self._stopped = False
+        self._under_way: set[Deferred[None]] = set()
+        self._keys = [store.key("rl", "epoch"), store.key("rl", "gateways")]
+        store.watchers.append(self._store_changed)
+
+    def __len__(self) -> int:
+        """Ledgers in use."""
+        return len(self._active)
+
+    # --- what the limiter calls ---
+
+    @property
+    def possible(self) -> bool:
+        """There is somebody to call."""
+        return self._store.up
+
+    def activate(self, ledger: Ledger) -> None:
+        """Look after ``ledger`` from now on, until nothing is held or owed any more."""
+        ledger.active = True
+        self._active[ledger] = None
+        if self._timer is None:
+            self._arm()
+
+    def decide_alone(self) -> None:
+        """The store keeps requests waiting: don't ask it for the next ones if it is not even there."""
+        if not self._store.up:
+            self._begin_alone()
+
+    def send(self, parts: Iterable[Part]) -> None:
+        """Call now; parts of which none is under way already."""
+        batch = list(parts)
+        for start in range(0, len(batch), BATCH):
+            self._send(batch[start : start + BATCH])
+
+    def stop(self) -> Deferred[Any]:
+        """Give everything back. Fires when that is done, or can't be."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._store.watchers.remove(self._store_changed)
+        if self._store.up:
+            self.gateways = 0  # so nothing is kept
+            self.send(self._parts(self._active, self._reactor.seconds()))
+        return DeferredList(list(self._under_way))
+
+    # --- our own ---
+
+    def _arm(self) -> None:
+        if self._stopped or not self._store.up:
+            return
+        wait_s = SICK_S if self._sick else PERIOD_S
+        wait_s *= 1.0 - JITTER + 2.0 * JITTER * self._dice.random()
+        self._timer = self._reactor.callLater(wait_s, self._look)
+
+    def _look(self) -> None:
+        """One period is over."""
+        self._timer = None
+        now_s = self._reactor.seconds()
+        active = self._active
+        turn = list(islice(active, BATCH * BATCHES))
+        batch = self._parts(turn, now_s)
+        for ledger in turn:
+            del active[ledger]
+            if ledger.at_rest(now_s):
+                ledger.active = False
+            else:
+                active[ledger] = None
+        if batch:
+            self.send(batch)
+        elif self.alone:
+            self._send([])  # nobody has a question, and it must be known that it is well again
+        if active or self.alone:
+            self._arm()
+
+    def _send(self, batch: list[Part]) -> None:
+        self.made += 1
+        call = Deferred.fromCoroutine(self._call(batch))
+        self._under_way.add(call)
+        call.addErrback(lambda failure: self.log.failure("calling the shared store", failure))
+        call.addBoth(lambda _: self._under_way.discard(call))
+
+    async def _call(self, batch: list[Part]) -> None:
+        message = _encode((self._gateway, self._store.server_id, self.epoch, [ask for _, ask, _ in batch]))
+        try:
+            answer = await self._store.run(LEASES, [*self._keys, *(name for _, _, name in batch)], [message])
+        except (StoreError, CancelledError) as error:
+            self.failed += 1
+            for part, _, _ in batch:
+                if isinstance(part, Holding):
+                    part.failed(not isinstance(error, StoreDown))
+                else:
+                    part.failed()
+            if isinstance(error, StoreRefused):
+                self._refused(error)
+            self._answered(False)
+            return
+        epoch, self.gateways, answers = _decode(answer)
+        now_s = self._reactor.seconds()
+        for (part, _, _), told in zip(batch, answers, strict=True):
+            if isinstance(part, Holding):
+                part.answered(now_s, told[0], told[1], told[2], epoch)
+            else:
+                part.answered(now_s, int(told[0]), epoch)
+        self._sick = False
+        if self.alone:
+            self._good += 1
+            self.alone = self._good < GOOD_CALLS
+        forgot = self.epoch not in (None, epoch)
+        self.epoch = epoch
+        self._answered(forgot)
+
+    def _refused(self, error: StoreRefused) -> None:
+        if not self._sick:
+            self.log.error("the shared store refuses rate limits: {error}", error=str(error))
+        self._sick = True
+        self._begin_alone()
+
+    def _begin_alone(self) -> None:
+        self.alone = True
+        self._good = 0
+        if self._timer is None:
+            self._arm()
+
+    def _store_changed(self, up: bool) -> None:
+        if not up:
+            self._begin_alone()
+        elif self._timer is None and (self.alone or self._active):
+            self._arm()
+        self._answered(False)

@@ -1,0 +1,466 @@
+"""The rate limiter ``redis``: one limit for all gateways that share a store.
+
+Each gateway takes a little of every limit in advance and spends it without
+asking (:mod:`llmgw.core.holding`); the usual ``admit`` is three comparisons. Only
+a request for which not enough is held waits for the store, 20 ms at most. While
+the store is away each policy goes on by itself (``local``), lets everything pass
+(``open``), or only what is held (``closed``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+import secrets
+from collections import OrderedDict
+from math import floor
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+
+from llmgw.config import parse_store
+from llmgw.errors import ConfigError, ConfigFault
+from llmgw.interfaces import CONTRACT, IRateLimiter, IRateLimiterFactory
+from llmgw.ratelimit.ledger import ASK, Ledger
+from llmgw.values import Cost, Decision, LimitState, Policy, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from llmgw.core.holding import Holding
+    from llmgw.ratelimit.calls import Calls, Part
+    from llmgw.ratelimit.ledger import Charge
+    from llmgw.store.store import Store
+
+ON_LOSS = ("local", "open", "closed")
+
+SHADOW = "Requests that limits which only count would have refused."
+
+WAIT_S = 0.02
+"""The longest wait for the store; then the request is decided by what is known here."""
+
+SWEPT_PER_NEWCOMER = 4
+"""As in the limiter ``local``: above 1, so that the sweep outruns growth."""
+
+
+class _Waiting:
+    """A request that waits for the store."""
+
+    __slots__ = ("cost", "decided", "ledgers", "since_s")
+
+    def __init__(
+        self, ledgers: list[Ledger], cost: Cost, since_s: float, decided: Deferred[Decision]
+    ) -> None:
+        self.ledgers = ledgers
+        self.cost = cost
+        self.since_s = since_s
+        self.decided = decided
+
+
+@implementer(IRateLimiter)
+class RedisRateLimiter:
+    """Limits over all gateways that use the same store.
+
+    :param on_loss: for policies that say nothing of their own.
+    :param remembered: ledgers kept before idle ones are looked for and forgotten.
+    :ivar store: the one that came with its own options, if any.
+    :ivar shadow_refused: by policy name, the requests that policies with
+        ``enforce=False`` would have refused and nobody else did.
+    :ivar waited: requests that waited for the store; ``late`` of them in vain.
+    :ivar from_memory: refusals for which nobody had to be asked.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        *,
+        on_loss: str = "local",
+        store: Store | None = None,
+        dice: random.Random | None = None,
+        remembered: int = 100_000,
+    ) -> None:
+        self.store = store
+        self.shadow_refused: dict[str, int] = {}
+        self.waited = 0
+        self.late = 0
+        self.from_memory = 0
+        self._reactor = reactor
+        self._clock = reactor.seconds
+        self._on_loss = on_loss
+        self._dice = dice or random.Random()
+        self._remembered = remembered
+        self._ledgers: OrderedDict[tuple[str, str], Ledger] = OrderedDict()
+        self._waiting: list[_Waiting] = []
+        self._expiry: Any = None
+        self._turn: Any = None
+        self._hurried: dict[Ledger, None] = {}
+        self._calls: Calls
+        self._prefix = ""
+        self._secret = b""
+        if store is not None:
+            self.use_store(store)
+
+    def use_store(self, store: Store) -> None:
+        """Share limits through ``store``; called before the reactor runs."""
+        from llmgw.ratelimit.calls import Calls  # reads the script
+
+        gateway = secrets.token_hex(6)
+        self._calls = Calls(store, self._reactor, gateway, self._parts, self._answered, self._dice)
+        self._prefix = store.key("rl")
+        password = store.config.password
+        self._secret = b"llmgw" if password is None else password.reveal().encode()
+
+    def __len__(self) -> int:
+        """Ledgers held in memory."""
+        return len(self._ledgers)
+
+    @property
+    def degraded(self) -> bool:
+        """Decisions are made without the store."""
+        return self._calls.alone
+
+    def stop(self) -> Deferred[Any]:
+        """Give back what is held. No ``admit`` after this."""
+        for timer in (self._expiry, self._turn):
+            if timer is not None:
+                timer.cancel()
+        self._expiry = self._turn = None
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.decided.cancel()
+        return self._calls.stop()
+
+    def gauges(self) -> Mapping[str, tuple[str, float]]:
+        """Figures for a scrape: help text and value by name."""
+        calls = self._calls
+        return {
+            "llmgw_limiter_degraded": ("1 while limits are decided without the store.", float(calls.alone)),
+            "llmgw_limiter_gateways": ("Gateways that share the limits, by the last call.", calls.gateways),
+            "llmgw_limiter_calls": ("Calls to the store for limits.", calls.made),
+            "llmgw_limiter_calls_failed": ("Calls that got no answer.", calls.failed),
+            "llmgw_limiter_waits": ("Requests that waited for the store.", self.waited),
+            "llmgw_limiter_late": ("Requests that waited for the store in vain.", self.late),
+            "llmgw_limiter_denied_from_cache": ("Refusals without asking the store.", self.from_memory),
+            "llmgw_limiter_shadow_refused": (SHADOW, sum(self.shadow_refused.values())),
+        }
+
+    # --- the contract ---
+
+    def admit(self, subject: str, policies: Sequence[Policy], cost: Cost) -> Decision | Deferred[Decision]:
+        """Charge ``cost`` to all policies, or to none of them.
+
+        At once while enough of each is held in advance; else a Deferred that fires
+        within 20 ms. Cancelling it takes nothing.
+
+        A policy that is not enforced is charged only for what it would have let
+        pass, so that its count is the one that enforcing it would give.
+        """
+        now_s = self._clock()
+        ledgers = []
+        enough = not self._calls.alone
+        newcomers = 0
+        for policy in policies:
+            name = (policy.name, "" if policy.scope == "global" else subject)
+            ledger = self._ledgers.get(name)
+            if ledger is None:
+                ledger = self._ledgers[name] = self._ledger(policy, name[1], now_s)
+                newcomers += 1
+            elif ledger.policy is not policy:
+                ledger.follow(policy, policy.on_redis_loss or self._on_loss, now_s)
+            ledgers.append(ledger)
+            requests = ledger.requests
+            if requests is not None:
+                requests.used += cost.requests
+                if requests.held < cost.requests:
+                    enough = False
+            tokens = ledger.tokens
+            if tokens is not None:
+                tokens.used += cost.tokens
+                if tokens.held < cost.tokens:
+                    enough = False
+            places = ledger.places
+            if places is not None:
+                places.started += 1
+                if places.running >= places.held:
+                    enough = False
+        if newcomers:
+            self._sweep(now_s, newcomers)
+        if not enough:
+            return self._decide_or_wait(ledgers, cost, now_s)
+        charges = []
+        for ledger in ledgers:
+            charges.append(ledger.charge(cost))
+            requests, tokens = ledger.requests, ledger.tokens
+            if (requests is not None and requests.held < requests.low) or (
+                tokens is not None and tokens.held < tokens.low
+            ):
+                self._hurry(ledger)
+            if not ledger.active:
+                self._calls.activate(ledger)
+        requests_left, tokens_left = _tightest(ledgers, now_s)
+        return Decision(True, charges, 0.0, "", "", requests_left, tokens_left)
+
+    def settle(self, reservation: Any, used: Usage | None) -> None:
+        """Give back concurrency and correct the tokens; a second call does nothing.
+
+        :param used: ``None`` returns all that was charged.
+        """
+        charges: list[Charge] = reservation
+        if not charges:
+            return
+        spent = 0 if used is None else used.total
+        for ledger, requests, tokens in charges:
+            # A reload may have brought or taken parts since.
+            places = ledger.places
+            if places is not None and places.running > 0:
+                places.running -= 1
+            holding = ledger.tokens
+            if holding is not None and tokens is not None:
+                holding.give_back(tokens - spent)
+            if used is None and requests is not None and ledger.requests is not None:
+                ledger.requests.give_back(requests)
+            if not ledger.active:
+                self._calls.activate(ledger)
+        charges.clear()
+
+    def usage(self, subjects: Iterable[str], policies: Iterable[str]) -> list[dict[str, Any]]:
+        """How much of each limit is used, for people; as that of the limiter ``local``."""
+        now_s = self._clock()
+        names = [(policy, subject) for policy in policies for subject in ("", *subjects)]
+        found = ((name, self._ledgers.get(name)) for name in names)
+        return [ledger.picture(name[1], now_s) for name, ledger in found if ledger is not None]
+
+    # --- deciding ---
+
+    def _decide_or_wait(
+        self, ledgers: list[Ledger], cost: Cost, now_s: float
+    ) -> Decision | Deferred[Decision]:
+        for ledger in ledgers:
+            if not ledger.active:
+                self._calls.activate(ledger)
+        decision = self._decide(ledgers, cost, now_s, self._calls.alone)
+        if decision is not None:
+            if not decision.allowed:
+                self.from_memory += 1
+            return decision
+        self.waited += 1
+        decided: Deferred[Decision] = Deferred(self._forget)
+        self._waiting.append(_Waiting(ledgers, cost, now_s, decided))
+        for ledger in ledgers:
+            self._hurry(ledger)
+        if self._expiry is None:
+            self._expiry = self._reactor.callLater(WAIT_S, self._expire)
+        return decided
+
+    def _decide(self, ledgers: list[Ledger], cost: Cost, now_s: float, alone: bool) -> Decision | None:
+        """:return: ``None``: the store must be asked first."""
+        gateways = self._calls.gateways
+        chargeable = []
+        shadows = []
+        refusal: tuple[float, str] | None = None
+        refused_by = ""
+        unknown = False
+        for ledger in ledgers:
+            obstacle = ledger.obstacle(cost, now_s, alone, gateways)
+            if obstacle is None:
+                chargeable.append(ledger)
+            elif obstacle is ASK:
+                chargeable.append(ledger)
+                unknown = True
+            elif ledger.policy.enforce:
+                chargeable.append(ledger)
+                if refusal is None or obstacle > refusal:
+                    refusal = obstacle
+                    refused_by = ledger.policy.name
+            else:
+                shadows.append(ledger.policy.name)
+        if refusal is not None:
+            requests, tokens = _tightest(chargeable, now_s)
+            return Decision(False, None, refusal[0], refused_by, refusal[1], requests, tokens)
+        if unknown:
+            return None
+        charges = [
+            ledger.charge_alone(cost, now_s, gateways) if alone else ledger.charge(cost)
+            for ledger in chargeable
+        ]
+        for shadow in shadows:
+            self.shadow_refused[shadow] = self.shadow_refused.get(shadow, 0) + 1
+        requests, tokens = _tightest(chargeable, now_s)
+        return Decision(True, charges, 0.0, "", "", requests, tokens)
+
+    # --- waiting ---
+
+    def _forget(self, decided: Deferred[Decision]) -> None:
+        """Its caller left."""
+        self._waiting = [one for one in self._waiting if one.decided is not decided]
+
+    def _expire(self) -> None:
+        """Whoever has waited long enough is decided by what is known here."""
+        self._expiry = None
+        now_s = self._clock()
+        due = [one for one in self._waiting if now_s - one.since_s >= WAIT_S - 0.001]
+        if due:
+            self._calls.decide_alone()
+            self.late += len(due)
+            self._serve(due, now_s, True)
+        if self._waiting:
+            wait_s = max(0.0, self._waiting[0].since_s + WAIT_S - now_s)
+            self._expiry = self._reactor.callLater(wait_s, self._expire)
+
+    def _answered(self, forgot: bool) -> None:
+        """A call is over.
+
+        :param forgot: the store has lost its memory: tell it what we remember.
+        """
+        if forgot:
+            for ledger in self._ledgers.values():
+                if not ledger.active:
+                    self._calls.activate(ledger)
+        if self._waiting:
+            self._serve(self._waiting, self._clock(), self._calls.alone)
+            for one in self._waiting:
+                for ledger in one.ledgers:
+                    self._hurry(ledger)
+
+    def _serve(self, waiting: list[_Waiting], now_s: float, alone: bool) -> None:
+        """Decide for those for whom it can be decided, in the order they came."""
+        decisions = [(one, self._decide(one.ledgers, one.cost, now_s, alone)) for one in waiting]
+        done = {id(one) for one, decision in decisions if decision is not None}
+        self._waiting = [one for one in self._waiting if id(one) not in done]
+        for one, decision in decisions:
+            if decision is not None:
+                one.decided.callback(decision)
+
+    def _hurry(self, ledger: Ledger) -> None:
+        """Call for ``ledger`` in the reactor's next turn."""
+        self._hurried[ledger] = None
+        if self._turn is None:
+            self._turn = self._reactor.callLater(0, self._call)
+
+    def _call(self) -> None:
+        self._turn = None
+        hurried, self._hurried = self._hurried, {}
+        calls = self._calls
+        if calls.possible:
+            calls.send(self._parts(hurried, self._clock()))
+
+    def _parts(self, ledgers: Iterable[Ledger], now_s: float) -> list[Part]:
+        """What to say for these ledgers, and for those who wait for them."""
+        calls = self._calls
+        # Units, units of the first, whether it is too big; and requests for places.
+        needs: dict[Any, tuple[float, float, bool]] = {}
+        queues: dict[Any, int] = {}
+        for one in self._waiting:
+            for ledger in one.ledgers:
+                for holding, amount in (
+                    (ledger.requests, one.cost.requests),
+                    (ledger.tokens, one.cost.tokens),
+                ):
+                    if holding is not None:
+                        whole = amount if amount <= holding.whole else holding.whole
+                        waiting, head, big = needs.get(holding, (0.0, whole, amount > whole))
+                        needs[holding] = (waiting + whole, head, big)
+                if ledger.places is not None:
+                    queues[ledger.places] = queues.get(ledger.places, 0) + 1
+        parts: list[Part] = []
+        gateways, epoch, taking = calls.gateways, calls.epoch, not calls.alone
+        for ledger in ledgers:
+            for holding, name in ((ledger.requests, ledger.names[0]), (ledger.tokens, ledger.names[1])):
+                if holding is not None and holding.asked is None:
+                    waiting, head, big = needs.get(holding, (0.0, 0.0, False))
+                    ask = holding.ask(
+                        now_s, gateways, epoch, waiting=waiting, head=head, big=big, taking=taking
+                    )
+                    if ask is not None:
+                        parts.append((holding, ask, name))
+            places = ledger.places
+            if places is not None and places.asked is None:
+                wish = places.ask(now_s, gateways, epoch, waiting=queues.get(places, 0), taking=taking)
+                if wish is not None:
+                    parts.append((places, wish, ledger.names[2]))
+        return parts
+
+    # --- ledgers ---
+
+    def _ledger(self, policy: Policy, subject: str, now_s: float) -> Ledger:
+        # A key's own policies are called after its id, which is nobody's business in the store.
+        name = "own" if policy.name.startswith("keys.") else policy.name
+        digest = "all"
+        if policy.scope != "global":
+            digest = hmac.new(self._secret, subject.encode(), hashlib.sha256).hexdigest()[:16]
+        key = f"{self._prefix}:{{{digest}}}:{name}"
+        names = (f"{key}:requests", f"{key}:tokens", f"{key}:concurrent")
+        return Ledger(policy, names, policy.on_redis_loss or self._on_loss, now_s)
+
+    def _sweep(self, now_s: float, newcomers: int) -> None:
+        ledgers = self._ledgers
+        for _ in range(newcomers):
+            for _ in range(min(SWEPT_PER_NEWCOMER, len(ledgers) - self._remembered)):
+                name, ledger = ledgers.popitem(last=False)
+                if not ledger.says_nothing(now_s):
+                    ledgers[name] = ledger
+
+
+def _tightest(ledgers: list[Ledger], now_s: float) -> tuple[LimitState | None, LimitState | None]:
+    """The request and the token limit with the least left, of the policies that are enforced."""
+    requests = tokens = None
+    requests_left = tokens_left = 0.0
+    requests_limit = tokens_limit = 0
+    for ledger in ledgers:
+        if ledger.policy.enforce:
+            holding = ledger.requests
+            if holding is not None:
+                left = holding.left(now_s) + holding.held
+                if requests is None or left < requests_left:
+                    requests, requests_left, requests_limit = holding, left, ledger.requests_limit
+            holding = ledger.tokens
+            if holding is not None:
+                left = holding.left(now_s) + holding.held
+                if tokens is None or left < tokens_left:
+                    tokens, tokens_left, tokens_limit = holding, left, ledger.tokens_limit
+    return (
+        None if requests is None else _state(requests, requests_left, requests_limit),
+        None if tokens is None else _state(tokens, tokens_left, tokens_limit),
+    )
+
+
+def _state(holding: Holding, left: float, limit: int) -> LimitState:
+    remaining = limit if left > limit else floor(left) if left > 0.0 else 0
+    reset_s = (holding.burst - left) / holding.rate_per_s
+    return LimitState(limit, remaining, reset_s if reset_s > 0.0 else 0.0)
+
+
+@implementer(IPlugin, IRateLimiterFactory)
+class RedisRateLimiterFactory:
+    """Builds :class:`RedisRateLimiter`."""
+
+    name = "redis"
+    description = "One count for all gateways, through a shared Redis or Valkey."
+    contract = CONTRACT
+
+    def build(self, options: Mapping[str, Any], reactor: Any) -> RedisRateLimiter:
+        """With ``url`` or ``sentinels`` it brings its own store, else it gets that of ``[store]``.
+
+        :param options: ``on_redis_loss``, and the keys of ``[store]``.
+        :raise ConfigError: an option is wrong.
+        """
+        from llmgw.store.store import Store
+
+        faults: list[ConfigFault] = []
+        rest = dict(options)
+        on_loss = rest.pop("on_redis_loss", "local")
+        if on_loss not in ON_LOSS:
+            faults.append(ConfigFault("on_redis_loss", f"must be one of {', '.join(ON_LOSS)}"))
+        store = None
+        try:
+            config = parse_store(rest)
+        except ConfigError as error:
+            faults += error.faults
+        else:
+            store = Store(config, reactor) if config else None
+        if faults:
+            raise ConfigError(faults)
+        return RedisRateLimiter(reactor, on_loss=on_loss, store=store)

@@ -1,0 +1,1 @@
+The rate limiter `redis` counts requests, tokens and concurrency for all gateways that share a store, mostly without asking it, and goes on by itself, openly or closed while it is away (`on_redis_loss`, per limit too).

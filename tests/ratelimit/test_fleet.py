@@ -1,0 +1,219 @@
+"""Fleets of gateways on a model of the store: what is admitted in any window, whatever happens.
+
+Each row of the table in ``docs/rate-limits.md`` stands here, with its bound. All
+dice are seeded; a run of ten seconds takes a fraction of one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from fleet import Fleet, excess, poisson
+
+from llmgw.values import Policy
+
+RATE, BURST = 100.0, 100.0
+Loads = Sequence[float | Callable[[random.Random], list[float]]]
+
+
+def run(
+    loads: Loads,
+    until_s: float,
+    *,
+    rate_per_s: float = RATE,
+    burst: float = BURST,
+    seed: int = 1,
+    on_loss: str = "local",
+    prepare: Callable[[Fleet], None] | None = None,
+) -> Fleet:
+    """As many gateways as loads (requests a second each, or arrivals); all of them have ended."""
+    policy = Policy("p", requests_per_minute=rate_per_s * 60, burst_s=burst / rate_per_s)
+    fleet = Fleet(len(loads), policy, seed=seed, on_loss=on_loss)
+    if prepare is not None:
+        prepare(fleet)
+    dice = random.Random(seed)
+    arrivals = [load(dice) if callable(load) else poisson(load, until_s, dice) for load in loads]
+    fleet.run(arrivals, until_s)
+    fleet.end()
+    return fleet
+
+
+def held_in_advance(burst: float, gateways: int) -> float:
+    """What all gateways together may hold beside what is in the bucket."""
+    return max(0.1 * burst, gateways)
+
+
+def over(fleet: Fleet, rate_per_s: float = RATE, burst: float = BURST) -> float:
+    """Admitted beyond ``burst + rate x window``, in the worst window."""
+    return excess(fleet.admitted, rate_per_s) - burst
+
+
+def utilisation(fleet: Fleet, seconds: float, rate_per_s: float = RATE, burst: float = BURST) -> float:
+    """Of what could have been admitted."""
+    return len(fleet.admitted) / min(fleet.offered, burst + rate_per_s * seconds)
+
+
+def burst_at(second: float, before: float, then: float) -> Callable[[random.Random], list[float]]:
+    """A steady load, and a much heavier one from ``second`` on, for a second."""
+    return lambda dice: poisson(before, second, dice) + poisson(then, second + 1.0, dice, second)
+
+
+@pytest.mark.parametrize("gateways", [2, 4, 16])
+@pytest.mark.parametrize(("load", "seconds"), [(80.0, 6.0), (300.0, 6.0), (1000.0, 3.0)])
+def test_without_a_fault(gateways: int, load: float, seconds: float) -> None:
+    fleet = run([load / gateways] * gateways, seconds)
+    assert over(fleet) <= held_in_advance(BURST, gateways)
+    assert utilisation(fleet, seconds) >= 0.95
+    if load > RATE:
+        least, most = min(fleet.by_gateway), max(fleet.by_gateway)
+        assert most <= 3.5 * least  # nobody is starved, by luck or by a slower way to the store
+
+
+def test_skewed_load() -> None:
+    fleet = run([240, 40, 15, 5], 6.0)
+    assert over(fleet) <= held_in_advance(BURST, 4)
+    assert utilisation(fleet, 6.0) >= 0.95
+
+
+@pytest.mark.parametrize(("gateways", "burst"), [(4, 100.0), (16, 200.0)])
+def test_a_burst_upon_a_steady_load(gateways: int, burst: float) -> None:
+    fleet = run([burst_at(3.0, 80 / gateways, 5000 / gateways)] * gateways, 4.0, burst=burst)
+    assert over(fleet, burst=burst) <= held_in_advance(burst, gateways)
+
+
+def test_a_burst_upon_silence() -> None:
+    fleet = run([burst_at(1.0, 0.0, 1250.0)] * 4, 2.0)
+    assert over(fleet) <= held_in_advance(BURST, 4)
+    assert len(fleet.admitted) >= 0.95 * (BURST + RATE * 1.0)
+
+
+def test_small_limits_are_exact() -> None:
+    fleet = run([2.0] * 4, 15.0, rate_per_s=1.0, burst=10.0)
+    assert over(fleet, 1.0, 10.0) <= 0.01  # the store's clock and ours differ by the way there
+    assert utilisation(fleet, 15.0, 1.0, 10.0) >= 0.95
+    assert sum(limiter.waited for limiter in fleet.limiters) >= len(fleet.admitted)
+
+
+def test_a_flood_costs_the_store_nothing() -> None:
+    fleet = run([2000.0], 2.0, rate_per_s=1.0, burst=10.0)
+    assert fleet.offered > 3500
+    assert fleet.model.calls <= 30
+    assert fleet.limiters[0].from_memory >= 0.99 * fleet.refused
+
+
+def test_a_steady_load_is_answered_from_what_is_held() -> None:
+    fleet = run([500.0, 500.0], 4.0, rate_per_s=2000.0, burst=20_000.0)
+    assert len(fleet.admitted) == fleet.offered
+    assert sum(limiter.waited for limiter in fleet.limiters) <= 0.05 * fleet.offered
+    assert fleet.model.calls <= 2 * 25 * 4
+
+
+def away(begin_s: float, end_s: float) -> Callable[[Fleet], None]:
+    def prepare(fleet: Fleet) -> None:
+        fleet.at(begin_s, lambda: fleet.go(False))
+        fleet.at(end_s, lambda: fleet.go(True))
+
+    return prepare
+
+
+@pytest.mark.parametrize("loads", [[75.0] * 4, [240, 40, 15, 5]], ids=["even", "skewed"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_store_is_away(loads: Loads, seed: int) -> None:
+    fleet = run(loads, 9.0, seed=seed, prepare=away(3.0, 6.0))
+    assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST
+    assert utilisation(fleet, 9.0) >= 0.8
+    assert not any(limiter.degraded for limiter in fleet.limiters)
+
+
+def test_the_store_is_away_and_the_limit_is_closed() -> None:
+    fleet = run([75.0] * 4, 9.0, on_loss="closed", prepare=away(3.0, 6.0))
+    during = [at for at in fleet.admitted if 3.0 < at < 6.0]
+    assert len(during) <= held_in_advance(BURST, 4)
+    assert over(fleet) <= held_in_advance(BURST, 4)
+
+
+def test_the_store_is_away_and_the_limit_is_open() -> None:
+    fleet = run([75.0] * 4, 9.0, on_loss="open", prepare=away(3.0, 6.0))
+    during = [at for at in fleet.admitted if 3.01 < at < 5.99]
+    assert len(during) == pytest.approx(300 * 2.98, rel=0.1)
+    after = [at for at in fleet.admitted if at > 7.0]
+    assert excess(after, RATE) <= BURST  # it is not held against anybody afterwards
+
+
+def test_the_store_stands_still() -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.at(3.0, lambda: [setattr(store, "stopped", True) for store in fleet.stores])
+        # What lay before it is done late, and nobody hears of it.
+        fleet.at(6.0, lambda: [store.resume() for store in fleet.stores])
+        fleet.at(6.2, lambda: fleet.go(True))
+
+    fleet = run([75.0] * 4, 9.0, prepare=prepare)
+    assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST
+    assert utilisation(fleet, 9.0) >= 0.85
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_store_is_flushed_again_and_again(seed: int) -> None:
+    def prepare(fleet: Fleet) -> None:
+        for second in (2.0, 3.5, 5.0):
+            fleet.at(second, fleet.model.flush)
+
+    fleet = run([75.0] * 4, 6.5, seed=seed, prepare=prepare)
+    assert over(fleet) <= BURST  # promised; and in fact the gateways remember
+    assert over(fleet) <= 2 * held_in_advance(BURST, 4)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_failover_loses_the_last_moments(seed: int) -> None:
+    lag_s = 0.05
+
+    def prepare(fleet: Fleet) -> None:
+        def snapshot() -> None:
+            replica = fleet.model.copy()
+            replica.server = "run-2"
+
+            def promote() -> None:
+                fleet.model = replica
+                for store in fleet.stores:
+                    store.model = replica
+                fleet.go(True)
+
+            fleet.at_soon(lag_s, lambda: fleet.go(False))
+            fleet.at_soon(lag_s + 1.0, promote)
+
+        fleet.at(3.02, snapshot)
+
+    fleet = run([burst_at(3.0, 20.0, 1250.0)] * 4, 6.0, seed=seed, prepare=prepare)
+    lost = sum(3.02 <= at <= 3.02 + lag_s for at in fleet.admitted)
+    assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST + min(BURST, lost)
+
+
+def test_a_gateway_dies() -> None:
+    fleet = run([75.0] * 4, 8.0, prepare=lambda fleet: fleet.at(3.0, lambda: fleet.kill(0)))
+    assert over(fleet) <= held_in_advance(BURST, 4)
+    assert utilisation(fleet, 8.0) >= 0.95
+
+
+def test_a_restart_that_loses_everything_during_a_burst() -> None:
+    def prepare(fleet: Fleet) -> None:
+        def restart() -> None:
+            fleet.model.flush()
+            fleet.model.server = "run-2"
+            fleet.go(True)
+
+        fleet.at(3.2, lambda: fleet.go(False))
+        fleet.at(4.2, restart)
+
+    fleet = run([burst_at(3.0, 20.0, 1250.0)] * 4, 6.0, prepare=prepare)
+    assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST + BURST
+
+
+def test_sixteen_keys_have_sixteen_limits() -> None:
+    fleet = Fleet(2, Policy("p", requests_per_minute=600, burst_s=1.0))
+    admitted = fleet.run_keys([40.0 if key < 4 else 20.0 for key in range(16)], 8.0)
+    fleet.end()
+    for times in admitted:
+        assert excess(times, 10.0) <= 10.0 + held_in_advance(10.0, 2)
+        assert len(times) >= 0.95 * (10.0 + 10.0 * 8.0)
