@@ -28,6 +28,7 @@ from llmgw.config import BackendConfig, is_local_url, parse_backend, port_of
 from llmgw.core.allowed import AllowList
 from llmgw.core.hold_down import HoldDown, HoldRules
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, PluginError
+from llmgw.wire.pool import tls_options
 
 if TYPE_CHECKING:
     from llmgw.backends import Backends
@@ -153,7 +154,7 @@ class _Source:
                 if backend.id in good:
                     raise ValueError(f"id {backend.id!r} is already that of another entry")
                 good[backend.id] = backend
-            except (ConfigError, PluginError, ValueError) as error:
+            except (ConfigError, PluginError, OSError, ValueError) as error:
                 refused.append(Refusal(key, " ".join(str(error).split())))
         for each in refused:
             if each not in self.refused:
@@ -183,6 +184,8 @@ class _Source:
         host = parts.hostname or ""
         if not self._allowed.permits(host):
             raise ValueError(f"url: {host} is not in `allow` of this discovery")
+        if parts.scheme == "https":
+            tls_options(host, backend.tls.ca_file, backend.tls.verify)
         config = self.config
         if config is None:
             return backend
@@ -349,7 +352,11 @@ class Discoveries:
 
     def _expired(self) -> None:
         self._due = None
-        self._merge()
+        try:
+            self._merge()
+        except Exception:
+            # Of one plugin's making perhaps; the next change is not to be lost for it.
+            self.log.failure("serving what was found")
 
     def _merge(self) -> None:
         config = self._config
@@ -358,10 +365,10 @@ class Discoveries:
         for source in self._sources:
             source.hold.expire(now_s)
         chosen = self._settle(config.backends)
-        self._backends.apply(replace(config, backends=(*config.backends, *chosen)))
         due = [at_s for source in self._sources if (at_s := source.hold.next_s()) is not None]
         if due and self._running and self._due is None:
             self._due = self._reactor.callLater(max(TOGETHER_S, min(due) - now_s), self._expired)
+        self._backends.apply(replace(config, backends=(*config.backends, *chosen)))
 
     def _settle(self, configured: Sequence[BackendConfig]) -> list[BackendConfig]:
         """The found backends that are served."""

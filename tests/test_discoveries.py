@@ -151,6 +151,7 @@ def test_a_gateway_may_begin_with_a_discovery_alone(stage: Any) -> None:
         (entry("x", api_key_file="/etc/shadow"), "file"),
         (entry("x", tls={"ca_file": "/etc/shadow"}), "file"),
         (entry("x", health="no-such"), "no-such"),
+        ({"id": "x", "url": "https://_x_.ok.example"}, ""),
         (entry("a", "77"), "already that of another entry"),
         (entry("x", str(ord("a"))), "already that of a"),
     ],
@@ -158,7 +159,8 @@ def test_a_gateway_may_begin_with_a_discovery_alone(stage: Any) -> None:
 def test_one_that_is_wrong_is_told_with_its_key_and_the_others_live_on(
     stage: Any, bad: dict[str, Any], why: str
 ) -> None:
-    it = stage('admin = ["tcp:9901:interface=127.0.0.1"]\n' + ONE)
+    allow = 'allow = ["10.0.0.0/8", "127.0.0.1", "localhost", "*.ok.example"]\n'
+    it = stage('admin = ["tcp:9901:interface=127.0.0.1"]\n' + ONE + allow)
     it.tell(entry("a"), entry("b"))
     it.tell(entry("a"), {"key": "/llmgw/bad", **bad}, entry("b"))
     assert it.served.ids == ["a", "b"]
@@ -384,3 +386,20 @@ def test_many_changes_at_a_time_are_one(stage: Any) -> None:
     it.clock.advance(1)
     assert len(it.served.configs) - seen <= 2
     assert len(it.served.ids) == 49
+
+
+def test_a_fault_in_serving_is_logged_and_the_next_change_is_served(
+    stage: Any, expected_failures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = stage()
+    good = it.served.apply
+
+    def bad(config: Any) -> None:
+        raise ZeroDivisionError
+
+    it.served.apply = bad
+    it.tell(entry("a"))
+    assert len(expected_failures(ZeroDivisionError)) == 1
+    it.served.apply = good
+    it.tell(entry("a"), entry("b"))
+    assert it.served.ids == ["a", "b"]

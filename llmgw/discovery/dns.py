@@ -141,7 +141,10 @@ class DnsDiscovery(Standing):
             try:
                 wait_s = await self._round()
             except CancelledError:
-                raise
+                if self._update is None:
+                    raise
+                self.failed("a question was cancelled, and not by us")
+                wait_s = self._options.least_s
             except Exception:
                 self.log.failure("{source}: a fault of our own", source=self._called)
                 wait_s = self._options.most_s

@@ -78,7 +78,10 @@ class EtcdDiscovery(Standing):
                 self.failed(f"{client.endpoint}: ended the watch")
                 client.turn()
             except CancelledError:
-                raise
+                if self._update is None:
+                    raise
+                self.failed("a question was cancelled, and not by us")
+                client.turn()
             except QuietError:
                 continue
             except _StartOverError:

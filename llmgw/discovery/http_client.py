@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 import treq
 from msgspec import Struct
-from OpenSSL import SSL
+from OpenSSL import SSL, crypto
+from service_identity import CertificateError, VerificationError
 from twisted.internet import error, ssl
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.python.failure import Failure
 from twisted.python.filepath import FilePath
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, ResponseFailed
 from twisted.web.http_headers import Headers
@@ -78,7 +80,7 @@ class TlsFiles(Struct, frozen=True):
                 key = FilePath(self.key_file or self.cert_file).getContent()
                 both = FilePath(self.cert_file).getContent() + b"\n" + key
                 identity = ssl.PrivateCertificate.loadPEM(both)
-        except SSL.Error as fault:
+        except (SSL.Error, crypto.Error) as fault:
             raise ValueError(f"not a usable certificate or key: {fault}") from None
         more = {} if trust is None else {"trustRoot": trust}
         return ssl.optionsForClientTLS(host, clientCertificate=identity, **more)
@@ -108,11 +110,16 @@ class HttpClient:
             finally:
                 line.end()
 
-        asking = Deferred.fromCoroutine(question()).addTimeout(timeout_s, self._reactor)
+        def too_late(outcome: Any, timeout_s: float) -> Any:
+            # The timer has cancelled the question, which fails in one way or another.
+            if isinstance(outcome, Failure):
+                raise AwayError(f"no answer in {timeout_s:g} s")
+            return outcome
+
+        asking = Deferred.fromCoroutine(question())
+        asking.addTimeout(timeout_s, self._reactor, onTimeoutCancel=too_late)
         try:
             return await asking
-        except TimeoutError:
-            raise AwayError(f"no answer in {timeout_s:g} s") from None
         except Exception as fault:
             raise _told(fault) from None
 
@@ -220,9 +227,10 @@ async def _read(line: _Line, response: Any, most: int) -> bytes:
     except CancelledError:
         raise
     except Exception:
-        if size > most:
-            raise AwayError(f"it answered more than {most} bytes") from None
-        raise
+        if size <= most:
+            raise
+    if size > most:
+        raise AwayError(f"it answered more than {most} bytes")
     return b"".join(parts)
 
 
@@ -288,15 +296,18 @@ def _told(fault: Exception) -> Exception:
     if isinstance(fault, error.ConnectingCancelledError):
         return CancelledError()  # an endpoint's own word for it
     if isinstance(fault, ResponseFailed):
-        for reason in fault.reasons:
-            if isinstance(reason.value, CancelledError):
-                return reason.value
-            if isinstance(reason.value, SSL.Error):
-                queue = reason.value.args[0] if reason.value.args else ()
+        values = [reason.value for reason in fault.reasons]
+        for value in values:
+            if isinstance(value, CancelledError):
+                return value
+            if isinstance(value, SSL.Error):
+                queue = value.args[0] if value.args else ()
                 return AwayError(f"TLS: {'; '.join(entry[-1] for entry in queue) or 'handshake failed'}")
-            if not isinstance(reason.value, error.ConnectionDone | error.ConnectionLost):
-                return AwayError(_one_line(reason.value))
-        return AwayError("it closed the connection before its answer was whole")
+            if isinstance(value, VerificationError | CertificateError):
+                return AwayError("TLS: the certificate is for another name")
+        if any(isinstance(value, error.ConnectionDone | error.ConnectionLost) for value in values):
+            return AwayError("it closed the connection before its answer was whole")
+        return AwayError(f"it answered with something that is not HTTP: {_one_line(values[0])}")
     return AwayError(_one_line(fault))
 
 

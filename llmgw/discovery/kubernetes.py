@@ -123,7 +123,9 @@ class KubernetesDiscovery(Standing):
                     self._backoff.reset()
                     continue
             except CancelledError:
-                raise
+                if self._update is None:
+                    raise
+                self.failed("a question was cancelled, and not by us")
             except _GoneError:
                 self.log.info("{source}: version forgotten; listed anew", source=self._called)
                 self._slices.version = None

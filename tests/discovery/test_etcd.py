@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from real_etcd import b64
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from llmgw.builtins import etcd_discovery
@@ -180,6 +180,16 @@ def test_a_fault_of_our_own_is_logged_and_everything_is_read_anew(scene: Any, ex
     assert store.asked[-2:] == [f"http://one{RANGE}", f"http://one{WATCH} 3"]
     assert len(told) == 2
     assert len(expected_failures(ZeroDivisionError)) == 1
+
+
+def test_a_cancelling_that_is_not_ours_does_not_end_it(scene: Any) -> None:
+    clock, store, told, discovery = scene
+    store.end(CancelledError())
+    assert not discovery.connected
+    clock.advance(1)
+    assert discovery.connected
+    store.know({})
+    assert told[-1] == []
 
 
 def test_garbage_ends_the_watch_and_it_resumes(scene: Any) -> None:

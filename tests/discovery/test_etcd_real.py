@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import pytest_twisted
+from certificates import issue
 from real_etcd import Etcd, Relay, b64
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
@@ -163,6 +165,18 @@ async def test_a_member_that_hangs_is_left_for_the_next(
 
 
 @pytest_twisted.ensureDeferred
+async def test_an_etcd_that_hangs_from_the_start_is_waited_for(etcd: Etcd, watching: Any) -> None:
+    etcd.put("/llmgw/a", doc(1))
+    etcd.pause(True)
+    try:
+        it = watching(etcd.url, timeout_s=0.2)
+        await it.until(lambda: it.discovery.error.endswith("no answer in 0.2 s"))
+    finally:
+        etcd.pause(False)
+    await it.until_ids("a")
+
+
+@pytest_twisted.ensureDeferred
 async def test_silence_alone_is_no_failure(etcd: Etcd, watching: Any) -> None:
     etcd.put("/llmgw/a", doc(1))
     it = watching(etcd.url, silence_s=1.0)
@@ -229,3 +243,26 @@ async def test_a_log_in_is_renewed_and_a_wrong_one_is_told(
     etcd.put("/llmgw/b", doc(2))
     await it.until_ids("a", "b")
     assert it.discovery.error == ""
+
+
+@pytest_twisted.ensureDeferred
+async def test_over_tls_both_ends_show_who_they_are(
+    etcd_server: Callable[..., Etcd], watching: Any, tmp_path: Any
+) -> None:
+    ours = issue(tmp_path)
+    ca, cert, key = str(ours.authority), str(ours.certificate), str(ours.key)
+    context = ssl.create_default_context(cafile=ca)
+    context.load_cert_chain(cert, key)
+    flags = ("--cert-file", cert, "--key-file", key, "--trusted-ca-file", ca, "--client-cert-auth")
+    etcd = etcd_server(*flags, scheme="https", verify=context)
+    etcd.put("/llmgw/a", doc(1))
+    it = watching(etcd.url, ca_file=ca, cert_file=cert, key_file=key)
+    await it.until_ids("a")
+    etcd.put("/llmgw/b", doc(2))
+    await it.until_ids("a", "b")
+    nobody = watching(etcd.url, ca_file=ca)
+    await nobody.until(lambda: nobody.discovery.error)
+    doubtful = watching(etcd.url, cert_file=cert, key_file=key)
+    await doubtful.until(lambda: "verify failed" in doubtful.discovery.error)
+    assert not nobody.told
+    assert not doubtful.told
