@@ -31,11 +31,13 @@ class Lazy(Struct, frozen=True):
 COMMANDS: Mapping[str, Lazy] = {
     "check": Lazy("llmgw.commands.check:check", "Check a config file and tell every fault."),
     "demo": Lazy("llmgw.commands.demo:demo", "Run real llama-servers and a gateway before them.", "demo"),
+    "explain": Lazy("llmgw.commands.explain:explain", "Say who would take a request now, and why."),
     "keys": Lazy("llmgw.commands.keys:keys", "Make, list and revoke callers' keys."),
     "plugins": Lazy("llmgw.commands.plugins:plugins", "List installed plugins and explain broken ones."),
     "register": Lazy("llmgw.commands.register:register", "Keep a model server in etcd while it is well."),
     "replay": Lazy("llmgw.commands.replay:replay", "Try routers on the requests of an access log."),
     "simulate": Lazy("llmgw.commands.simulate:simulate", "Try routers on a simulated fleet."),
+    "top": Lazy("llmgw.commands.top:top", "Show the fleet of a running gateway, live."),
 }
 
 

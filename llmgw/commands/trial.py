@@ -6,8 +6,6 @@ import json
 import sys
 import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ import click
 from msgspec import Struct, to_builtins
 
 from llmgw import plugins
+from llmgw.commands.admin import AdminListener, Unreachable
 from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.simulation import plot
 from llmgw.simulation.faults import FAULTS, Fault, parse_fault
@@ -27,9 +26,6 @@ from llmgw.simulation.run import Result, Settings, simulate
 from llmgw.simulation.workload import Workload
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-STATE_BYTES = 16 << 20
-STATE_WITHIN_S = 10.0
 
 
 class RouterOption(Struct, frozen=True):
@@ -234,18 +230,11 @@ def _fleet(name: str, url: str | None, token_file: Path | None) -> tuple[tuple[N
 def _state(url: str, token_file: Path | None) -> Mapping[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise ConfigError([ConfigFault("--fleet-from", "must be an http:// or https:// URL")])
-    request = urllib.request.Request(url.rstrip("/").removesuffix("/api/state") + "/api/state")
-    if token_file is not None:
-        request.add_header("Authorization", f"Bearer {token_file.read_text().strip()}")
+    listener = AdminListener(url.rstrip("/").removesuffix("/api/state"), token_file)
     try:
-        with urllib.request.urlopen(request, timeout=STATE_WITHIN_S) as response:
-            state = json.loads(response.read(STATE_BYTES))
-    except urllib.error.HTTPError as error:
-        raise ConfigError([ConfigFault("--fleet-from", f"{url} answered {error.code}")]) from None
-    except urllib.error.URLError as error:
-        raise ConfigError([ConfigFault("--fleet-from", f"{url}: {error.reason}")]) from None
-    except ValueError:
-        raise ConfigError([ConfigFault("--fleet-from", f"{url} did not answer with JSON")]) from None
+        state = listener.get("/api/state")
+    except Unreachable as error:
+        raise ConfigError([ConfigFault("--fleet-from", error.message)]) from None
     if not isinstance(state, dict):
         raise ConfigError([ConfigFault("--fleet-from", f"{url} did not answer with a JSON object")])
     return state

@@ -124,7 +124,8 @@ def test_a_fleet_from_a_running_gateway(tmp_path):
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (b"{}", 401, "answered 401"),
+        (b"{}", 401, "wants its token: --token-file"),
+        (b"{}", 500, "answered 500"),
         (b"<html>", 200, "did not answer with JSON"),
         (b"[]", 200, "did not answer with a JSON object"),
         (b"{}", 200, "backends: there are none"),
