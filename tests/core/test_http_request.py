@@ -20,6 +20,7 @@ from corpus import (
     path,
     post,
 )
+from corpus_attacks import ATTACKS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ from llmgw.core.http import DEFAULT_LIMITS, HeadLimits, HttpFault, RequestHead, 
 from llmgw.core.lines import split_fields, tokenise
 from llmgw.core.request_reader import RequestReader
 
-ALL = REQUESTS + MORE_REQUESTS
+ALL = REQUESTS + MORE_REQUESTS + ATTACKS
 
 
 class Sink:
@@ -139,7 +140,7 @@ def test_the_verdict_is_the_same_line_by_line(case: RequestCase) -> None:
 
 def test_the_corpus_keeps_its_size() -> None:
     names = [case.name for case in ALL]
-    assert len(set(names)) == len(names) >= 150
+    assert len(set(names)) == len(names) >= 250
     assert (len(REQUESTS), sum(case.want == "R" for case in REQUESTS)) == (109, 80)
 
 
