@@ -21,6 +21,7 @@ from llmgw.gateway.filtering import Filter, Filters
 from llmgw.listen.parsers import own_haproxy
 from llmgw.store.store import Store
 from llmgw.systemd import why_not_activated
+from llmgw.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,6 +97,14 @@ def build_store(config: Config, limiter: Any, reactor: Any) -> Store | None:
             raise ConfigError([fault], config.source)
         limiter.use_store(store)
     return store
+
+
+def build_tracer(config: Config, reactor: Any) -> Tracer | None:
+    """Who makes traces, if they are wanted.
+
+    :raise ConfigError: the SDK is missing.
+    """
+    return Tracer(config.tracing, reactor) if config.tracing.endpoint is not None else None
 
 
 def build_router(config: Config) -> Any:

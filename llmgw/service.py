@@ -31,6 +31,7 @@ from llmgw.assembly import (
     build_listeners,
     build_router,
     build_store,
+    build_tracer,
     check_listeners_are_guarded,
     check_supported,
 )
@@ -67,6 +68,7 @@ NEEDS_RESTART = (
     "breaker",
     "retry",
     "log",
+    "tracing",
 )
 """Keys that a reload reads, but cannot change."""
 SIGINT_FINISH_S = 5.0
@@ -131,6 +133,7 @@ class GatewayService(Service):
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
             metrics=self.metrics,
             access_log=AccessLog(config.log.access, reactor) if config.log.access else None,
+            tracer=build_tracer(config, reactor),
             filters=build_filters(config, clock),
             body_limits=body_limits(config),
             sweep=self.sweep,
@@ -216,6 +219,8 @@ class GatewayService(Service):
                 self.gateway.access_log.start()
             except OSError as error:
                 raise StartError(f"llmgw: cannot write the access log: {error}") from None
+        if self.gateway.tracer is not None:
+            self.gateway.tracer.start()
         for _, listener in [*self._listeners, *self._admin]:
             listener.startService()
         self.backends.start()
@@ -271,6 +276,8 @@ class GatewayService(Service):
         if self.gateway.access_log is not None:
             self.gateway.access_log.stop()
         await maybeDeferred(getattr(self.gateway.limiter, "stop", lambda: None))
+        if self.gateway.tracer is not None:
+            await maybeDeferred(self.gateway.tracer.close)
         if self.store is not None:
             await self.store.close()
         await _stop_all(self._admin)

@@ -29,6 +29,7 @@ from llmgw.config import (
     RetryConfig,
     StoreConfig,
     Timeouts,
+    TracingConfig,
     load_config,
     parse_config,
 )
@@ -57,6 +58,7 @@ TABLES: list[tuple[type[Struct], tuple[str, ...]]] = [
     (OverloadConfig, ("overload",)),
     (DrainConfig, ("drain",)),
     (LogConfig, ("log",)),
+    (TracingConfig, ("tracing",)),
     (Cors, ("cors",)),
 ]
 

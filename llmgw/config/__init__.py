@@ -43,6 +43,7 @@ from llmgw.config.schema import (
     RetryConfig,
     StoreConfig,
     Timeouts,
+    TracingConfig,
 )
 from llmgw.values import Secret
 
@@ -68,6 +69,7 @@ __all__ = [
     "Secret",
     "StoreConfig",
     "Timeouts",
+    "TracingConfig",
     "config_from_options",
     "is_local_url",
     "is_loopback_endpoint",

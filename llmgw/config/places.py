@@ -111,6 +111,12 @@ def origin(reader: Reader, where: str, text: str) -> str:
     return text.lower()
 
 
+def web_url(reader: Reader, where: str, text: str) -> str:
+    """An http(s) URL whose path counts as it stands."""
+    base = base_url(reader, where, text)
+    return base.partition("://")[0] + "://" + base.split("/")[2] + urlsplit(text).path
+
+
 def store_url(reader: Reader, where: str, text: str) -> str:
     """A URL of the shared store; whether it may lack a host, no single key can tell."""
     parse_address(text, hostless=True)

@@ -19,7 +19,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Struct, field
 
 from llmgw.config.files import absolute_path, auth_spec, existing_file, log_path, private_path, secret_file
-from llmgw.config.places import allowed_place, base_url, listener, network, origin, sentinel, store_url
+from llmgw.config.places import (
+    allowed_place,
+    base_url,
+    listener,
+    network,
+    origin,
+    sentinel,
+    store_url,
+    web_url,
+)
 from llmgw.config.reader import Reader, Rule
 from llmgw.config.words import key_path
 from llmgw.core.allowed import DEFAULT
@@ -311,6 +320,18 @@ class StoreConfig(Struct, frozen=True):
         return bool(self.url or self.sentinels)
 
 
+class TracingConfig(Struct, frozen=True):
+    """Traces for OpenTelemetry; none without an endpoint.
+
+    :param endpoint: where spans go, OTLP over HTTP.
+    :param sample: of requests whose caller has not decided.
+    """
+
+    endpoint: Annotated[str | None, Rule(convert=web_url)] = None
+    sample: Share = 1.0
+    service_name: Word = "llmgw"
+
+
 class Cors(Struct, frozen=True):
     """Web pages that may call; none by default."""
 
@@ -391,6 +412,7 @@ class Config(Struct, frozen=True, kw_only=True):
     overload: OverloadConfig = OverloadConfig()
     drain: DrainConfig = DrainConfig()
     log: LogConfig = LogConfig()
+    tracing: TracingConfig = TracingConfig()
     cors: Cors = Cors()
     source: str = ""
     base_dir: str = ""

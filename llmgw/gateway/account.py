@@ -28,6 +28,7 @@ class Account:
     :ivar sent_s: monotonic time at which the first attempt left for a backend.
     :ivar read_s: monotonic time at which the request was complete.
     :ivar waited_s: seconds for which it waited for a slot.
+    :ivar trace: its place in a distributed trace, if one is recorded.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Account:
         "sent_s",
         "streaming",
         "target",
+        "trace",
         "usage",
         "waited_s",
         "why",
@@ -75,6 +77,8 @@ class Account:
         self.sent_s: float | None = None
         self.waited_s = 0.0
         self.outcome = "done"
+        tracer = gateway.tracer
+        self.trace = None if tracer is None else tracer.begin(incoming.head.headers.get(b"traceparent"))
 
     def used(self) -> Usage | None:
         """Tokens to charge; ``None`` when no backend was reached.
@@ -135,6 +139,8 @@ class Account:
         )
         if self.model is not None or status >= 400:
             gateway.recent.add(line)
+        if self.trace is not None and gateway.tracer is not None:
+            gateway.tracer.end(self.trace, line, arrived_s)
         log = gateway.access_log
         if log is None:
             return

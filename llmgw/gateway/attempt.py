@@ -117,6 +117,7 @@ class Attempt:
             self.outgoing.content_type,
             account.request_id,
             self.outgoing.body_for(assembled=assembled, usage=strip, slot=self._slot()),
+            None if account.trace is None else account.trace.header(),
         )
         if account.sent_s is None:
             account.sent_s = gateway.clock()

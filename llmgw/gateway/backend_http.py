@@ -38,7 +38,7 @@ _CREDENTIAL_PARAMETERS = re.compile(
     r"(?:^|(?<=&))(?:api[-_]?key|key|access_token|token)=[^&]*&?", re.IGNORECASE
 )
 
-_REQUEST = b"POST %b HTTP/1.1\r\n%b%bcontent-type: %b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b"
+_TRACEPARENT = re.compile(rb"(?m)^traceparent: .*\r\n")
 _AGENT = b"llmgw/" + __version__.encode("ascii")
 
 _numbers = itertools.count()
@@ -80,18 +80,27 @@ class Outbound:
         self._place = f"outbound {next(_numbers)}"
 
     def request(
-        self, path: str, head: RequestHead, content_type: bytes, request_id: str, body: bytes
+        self,
+        path: str,
+        head: RequestHead,
+        content_type: bytes,
+        request_id: str,
+        body: bytes,
+        traceparent: bytes | None = None,
     ) -> tuple[bytes, bytes]:
         """A whole request, written anew from an allow-list, never copied.
 
         :param path: the backend's path.
         :param head: the client's, for its query and the few headers that pass.
+        :param traceparent: in place of the client's.
         :return: what is sent first, and the body if it is long, else ``b""``.
         """
         long = len(body) > LONG_BODY_BYTES
         begin: bytes | None = head.cache.get(self._place)
         if begin is None:
             begin = head.cache[self._place] = self._begin(path, head, content_type)
+        if traceparent is not None:
+            begin = b"%btraceparent: %b\r\n" % (_TRACEPARENT.sub(b"", begin), traceparent)
         first = b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
             begin,
             request_id.encode("ascii"),

@@ -326,7 +326,13 @@ class Exchange:
                 upstream=upstream,
                 until_s=until_s,
             )
-            return await attempt.run()
+            if account.trace is None:
+                return await attempt.run()
+            hop = account.trace.hop(choice.backend.id, now_s)
+            failed = await attempt.run()
+            if failed is not None:
+                hop.end(gateway.clock(), failed.error.code)
+            return failed
 
     def _may_retry(
         self, failed: Failed, request: Request, tried: frozenset[str], now_s: float, until_s: float

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from llmgw.gateway.backend_http import Outbound
     from llmgw.gateway.caller import Callers
     from llmgw.gateway.filtering import Filters
+    from llmgw.tracing import Tracer
     from llmgw.values import Event, Policy, Request
     from llmgw.wire.incoming import Headers, Incoming
     from llmgw.wire.pool import Pool
@@ -111,6 +112,7 @@ class Gateway:
         budget: RetryBudget,
         metrics: IMetrics,
         access_log: AccessLog | None,
+        tracer: Tracer | None = None,
         filters: Filters,
         body_limits: BodyLimits,
         sweep: Sweep,
@@ -125,6 +127,7 @@ class Gateway:
         self.budget = budget
         self.metrics = metrics
         self.access_log = access_log
+        self.tracer = tracer
         self.filters = filters
         self.body_limits = body_limits
         self.sweep = sweep
