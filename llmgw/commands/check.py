@@ -4,43 +4,69 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
+import msgspec
 
-from llmgw.config import load_config
+from llmgw.config import Config, load_config
 from llmgw.errors import ConfigError, PluginError
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--offline", is_flag=True, help="Contact nobody: judge the file alone.")
+@click.option("--strict", is_flag=True, help="Exit status 1 for warnings and findings too.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-def check(file: str, as_json: bool) -> None:
-    """Read FILE, build every plugin it names, and say what is wrong.
+def check(file: str, offline: bool, strict: bool, as_json: bool) -> None:
+    """Read FILE, build every plugin it names, ask every backend, and say what is wrong.
 
-    Nothing is contacted and nothing is started. Exit status 0 when the gateway
-    would start, 1 when it would not.
+    Nothing is started. Exit status 0 when the gateway would start, 1 when it
+    would not; a backend that does not answer keeps no gateway from starting.
     """
     from twisted.internet import reactor
 
     from llmgw.service import GatewayService
 
     faults: list[str] = []
-    warnings: list[str] = []
+    warnings: Sequence[str] = ()
+    config: Config | None = None
     try:
         config = load_config(file)
-        warnings = list(config.warnings)
+        warnings = config.warnings
         warnings = GatewayService(config, reactor).warnings
     except ConfigError as error:
         faults = [str(fault) for fault in error.faults]
     except PluginError as error:
         faults = [str(error)]
+    findings = [] if offline or faults or config is None else _look(config, quiet=as_json)
     if as_json:
-        click.echo(json.dumps({"file": file, "good": not faults, "faults": faults, "warnings": warnings}))
+        told = {"file": file, "good": not faults, "faults": faults, "warnings": list(warnings)}
+        click.echo(json.dumps({**told, "findings": msgspec.to_builtins(findings)}))
     else:
         for fault in faults:
             click.echo(f"{file}: {fault}", err=True)
         for warning in warnings:
             click.echo(f"{file}: warning: {warning}", err=True)
+        for finding in findings:
+            click.echo(f"{file}: {finding}", err=True)
         if not faults:
-            click.echo(f"{file}: good")
-    sys.exit(1 if faults else 0)
+            count = len(findings)
+            told_of = "" if not count else f", with {count} finding{'' if count == 1 else 's'}"
+            click.echo(f"{file}: good{told_of}")
+    sys.exit(1 if faults or (strict and (warnings or findings)) else 0)
+
+
+def _look(config: Config, *, quiet: bool) -> Sequence[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from llmgw.commands.surroundings import look
+
+    shown = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    hidden = quiet or not shown.is_terminal
+    with Progress(*columns, console=shown, transient=True, disable=hidden) as progress:
+        task = progress.add_task("asking backends", total=len(config.backends))
+        return look(config, lambda: progress.advance(task))

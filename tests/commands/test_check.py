@@ -1,12 +1,19 @@
 """``llmgw check``: the exit status and the words an operator gets."""
 
 import json
+import socket
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from authority import Authority
 from click.testing import CliRunner
+from harness import Scripted, backend_table, free_port, json_response
 
+from llmgw.access import key_file
+from llmgw.commands import surroundings
 from llmgw.commands.check import check
 
 GOOD = '[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n'
@@ -19,9 +26,10 @@ def run(path: Path, *arguments: str):
 def test_a_good_file_says_so(tmp_path):
     path = tmp_path / "llmgw.toml"
     path.write_text(GOOD)
-    result = run(path)
+    result = run(path, "--offline")
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("llmgw.toml: good\n")
+    assert result.stderr == ""
 
 
 def test_every_fault_is_listed_with_its_key(tmp_path):
@@ -67,7 +75,7 @@ def test_certificates_are_looked_at(tmp_path):
 
     def checked(listen: str):
         path.write_text(f'listen = ["llmtls:tcp:8443:interface=127.0.0.1:{listen}"]\n{GOOD}')
-        return run(path)
+        return run(path, "--offline")
 
     good = checked("privateKey=good.key:certKey=good.crt")
     assert (good.exit_code, good.stderr) == (0, "")
@@ -83,3 +91,182 @@ def test_certificates_are_looked_at(tmp_path):
     loose = checked("privateKey=good.key:certKey=good.crt")
     assert loose.exit_code == 1
     assert "is open to other users (mode 0644): chmod 600" in loose.stderr
+
+
+# --- what the file names ------------------------------------------------------
+
+LLAMA = {
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/props": {"total_slots": 2, "default_generation_settings": {"n_ctx": 4096}},
+}
+
+
+@pytest.fixture
+def server():
+    """A backend that tells of one model, two slots and 4096 tokens."""
+    backend = Scripted(probes={path: json_response(body) for path, body in LLAMA.items()})
+    yield backend
+    backend.close()
+
+
+def findings(path: Path, *arguments: str) -> dict[str, tuple[str, str]]:
+    """What is found and how it is mended, by its place."""
+    result = run(path, "--json", *arguments)
+    told = json.loads(result.stdout)
+    assert told["good"], told
+    assert all(each["what"] and each["cure"] for each in told["findings"])
+    return {each["where"]: (each["what"], each["cure"]) for each in told["findings"]}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "llmgw.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_fleet_that_is_as_the_file_says_has_no_findings(tmp_path, server):
+    more = 'models = ["m"]\nmax_connections = 2\ncontext_length = 4096'
+    path = write(tmp_path, backend_table(server, "a", more) + '[[models]]\nname = "x"\ntarget = "m"\n')
+    result = run(path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"{path}: good\n"
+
+
+def test_a_cap_a_window_and_a_model_that_the_server_does_not_have(tmp_path, server):
+    more = 'models = ["m", "n"]\nmax_connections = 8\ncontext_length = 32768'
+    found = findings(write(tmp_path, backend_table(server, "a", more)))
+    assert set(found) == {"backends[0].max_connections", "backends[0].context_length", "backends[0].models"}
+    what, cure = found["backends[0].max_connections"]
+    assert "8 is above the 2 slots of a" in what
+    assert "--parallel 8" in cure
+    assert "does not serve 'n', but 'm'" in found["backends[0].models"][0]
+
+
+def test_a_model_that_is_nowhere(tmp_path, server):
+    aliases = '[[models]]\nname = "gpt-4o"\ntarget = "llama"\n[[models]]\nname = "good"\ntarget = "m"\n'
+    found = findings(write(tmp_path, backend_table(server, "a", "") + aliases))
+    assert found == {
+        "models[0].target": (
+            "no backend serves 'llama', the target of 'gpt-4o'",
+            "There are: 'm'",
+        )
+    }
+
+
+def test_a_model_may_be_where_nobody_could_be_asked(tmp_path, server):
+    text = (
+        backend_table(server, "a", "") + f'[[backends]]\nid = "b"\nurl = "http://127.0.0.1:{free_port()}"\n'
+    )
+    found = findings(write(tmp_path, text + '[[models]]\nname = "x"\ntarget = "y"\n'))
+    assert set(found) == {"backends[1].url"}
+
+
+def test_who_cannot_be_reached_and_why(tmp_path):
+    silent, plain = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+
+    def answer_in_the_clear():
+        while True:
+            try:
+                connection, _ = plain.accept()
+            except OSError:
+                return
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+    threading.Thread(target=answer_in_the_clear, daemon=True).start()
+    urls = [
+        f"http://127.0.0.1:{free_port()}",
+        "http://no-such-host.invalid:8080",
+        f"https://127.0.0.1:{plain.getsockname()[1]}",
+        f"http://127.0.0.1:{silent.getsockname()[1]}",
+    ]
+    text = "".join(f'[[backends]]\nid = "b{index}"\nurl = "{url}"\n' for index, url in enumerate(urls))
+    path = write(tmp_path, text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surroundings, "WITHIN_S", 0.5)
+        found = findings(path)
+        assert run(path, "--strict").exit_code == 1
+    silent.close()
+    plain.shutdown(socket.SHUT_RDWR)
+    plain.close()
+    whats = [found[f"backends[{index}].url"][0] for index in range(4)]
+    for what, words in zip(
+        whats, ("nobody listens", "the name is not known", "no TLS there", "no answer"), strict=True
+    ):
+        assert words in what
+
+
+def test_a_backend_that_wants_a_key_and_one_that_is_no_model_server(tmp_path):
+    closed = Scripted(probes={"/v1/models": json_response({}, 401), "/props": json_response({}, 401)})
+    other = Scripted(probes={"/health": json_response({}, 404)})
+    loading = Scripted(probes={"/health": json_response({"error": {"message": "Loading model"}}, 503)})
+    text = "".join(
+        backend_table(each, f"b{index}", "") for index, each in enumerate((closed, other, loading))
+    )
+    found = findings(write(tmp_path, text))
+    for each in (closed, other, loading):
+        each.close()
+    assert "refuses us (401 from /v1/models)" in found["backends[0].api_key_file"][0]
+    assert "Is it a model server?" in found["backends[1].url"][1]
+    assert "is loading" in found["backends[2]"][0]
+
+
+def test_a_key_is_sent_as_the_gateway_sends_it(tmp_path, server):
+    (tmp_path / "key").write_text("s3cret")
+    (tmp_path / "key").chmod(0o600)
+    assert findings(write(tmp_path, backend_table(server, "a", 'api_key_file = "key"'))) == {}
+    assert {each.get("authorization") for each in server.probed} == {"Bearer s3cret"}
+
+
+def test_a_backends_certificate_that_runs_out_or_is_not_trusted(tmp_path):
+    authority = Authority()
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    authority.issue("localhost", days=3).write(tmp_path, "soon")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "soon.crt", tmp_path / "soon.key")
+    backend = Scripted(probes={"/v1/models": json_response(LLAMA["/v1/models"])}, tls=tls)
+    table = backend_table(backend, "a", "")
+    trusted = findings(write(tmp_path, f"{table}[backends.tls]\nca_file = 'ca.pem'\n"))
+    untrusted = findings(write(tmp_path, table))
+    backend.close()
+    assert "the certificate of a runs out on" in trusted["backends[0].url"][0]
+    assert "its certificate is not trusted" in untrusted["backends[0].url"][0]
+    assert "ca_file" in untrusted["backends[0].url"][1]
+
+
+def test_key_files_open_to_all_empty_and_about_to_end(tmp_path, server):
+    keys = tmp_path / "keys.toml"
+    text = f"auth = ['keys:keys.toml']\n{backend_table(server, 'a', '')}"
+    keys.write_text("")
+    keys.chmod(0o644)
+    told = json.loads(run(write(tmp_path, text), "--json").stdout)
+    assert not told["good"]
+    assert "chmod 600" in told["faults"][0]
+    keys.chmod(0o600)
+    assert "llmgw keys new" in findings(write(tmp_path, text))["auth[0]"][1]
+    ends = datetime.now(UTC) + timedelta(days=2)
+    held = key_file.Key(id="k1", name="ada", hash=f"sha256:{'0' * 64}", expires=ends.replace(microsecond=0))
+    keys.write_text(key_file.dump(key_file.KeyFile({"k1": held})))
+    assert "the key k1 of ada ends on" in findings(write(tmp_path, text))["auth[0]"][0]
+    scoped = key_file.Key(id="k2", name="bob", hash=f"sha256:{'1' * 64}", models=("m", "gone"))
+    keys.write_text(key_file.dump(key_file.KeyFile({"k2": scoped})))
+    assert "may use 'gone', which nobody serves" in findings(write(tmp_path, text))["auth[0]"][0]
+
+
+def test_a_store_that_is_not_there(tmp_path, server):
+    text = f'[store]\nurl = "redis://127.0.0.1:{free_port()}/0"\n{backend_table(server, "a", "")}'
+    assert "cannot be reached" in findings(write(tmp_path, text))["store.url"][0]
+
+
+def test_offline_asks_nobody(tmp_path, server):
+    assert findings(write(tmp_path, backend_table(server, "a", "max_connections = 9")), "--offline") == {}
+    assert server.accepted == 0
+
+
+def test_words_for_people_name_the_place_and_the_cure(tmp_path, server):
+    path = write(tmp_path, backend_table(server, "a", "max_connections = 9"))
+    result = run(path)
+    assert result.stdout == f"{path}: good, with 1 finding\n"
+    assert result.stderr.startswith(f"{path}: backends[0].max_connections: 9 is above the 2 slots of a: ")
+    assert result.stderr.endswith("--parallel 9.\n")
+    assert result.exit_code == 0

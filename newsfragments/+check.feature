@@ -1,0 +1,1 @@
+`llmgw check` asks the backends and says what is wrong and how to mend it: not reachable, cap above the slots, a model that nobody serves, keys and certificates that run out. `--offline`, `--strict`, `--json`.
