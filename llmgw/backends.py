@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from llmgw import plugins
 from llmgw.certificates import BadPair, read_pair
-from llmgw.config import BackendConfig, PluginConfig
+from llmgw.config import BackendConfig, LoaderConfig, PluginConfig
 from llmgw.core.fleet import BackendSpec
 from llmgw.core.http import HeadLimits
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, ConfigFault
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmgw.config import Config
     from llmgw.core.fleet import Fleet
     from llmgw.gateway.gateway import Gateway
+    from llmgw.loads import Loads
     from llmgw.wire.eager import Outbox
     from llmgw.wire.sweep import Sweep
 
@@ -135,8 +136,11 @@ class Backends:
 
     log = Logger()
 
-    def __init__(self, fleet: Fleet, gateway: Gateway, sweep: Sweep, outbox: Outbox, reactor: Any) -> None:
+    def __init__(
+        self, fleet: Fleet, gateway: Gateway, loads: Loads, sweep: Sweep, outbox: Outbox, reactor: Any
+    ) -> None:
         self._outbox = outbox
+        self._loads = loads
         self._fleet = fleet
         self._gateway = gateway
         self._sweep = sweep
@@ -176,6 +180,13 @@ class Backends:
         for index, backend in enumerate(config.backends):
             if backend.health is not None:
                 plugins.build("health", backend.health, {}, self._reactor, where=f"backends[{index}].health")
+            loader = _loader_of(backend)
+            if loader is not None:
+                target = Target(self._reactor, backend.id, backend.url, {})
+                where = f"backends[{index}].loader"
+                plugins.build(
+                    "model-loader", loader.plugin, loader.options, target, self._reactor, where=where
+                )
 
     def apply(self, config: Config) -> None:
         """Add, change and remove, so that exactly ``config.backends`` are served."""
@@ -224,6 +235,8 @@ class Backends:
         if old is not None:
             self._watches.pop(id).stop()
             old.pool.close()
+            if _loaded_by(old.config) != _loaded_by(backend):
+                self._loads.drop(id)
         tls = _tls(backend)
         self._gateway.upstreams[id] = Upstream(backend, Outbound(backend), self._pool(backend, config, tls))
         self._fleet.put(
@@ -242,20 +255,46 @@ class Backends:
         if backend.api_key is not None:
             headers["authorization"] = f"Bearer {backend.api_key.reveal()}"
         sources = [plugins.build("health", table.plugin, table.options, self._reactor) for table in health]
-        watch = Watch(
-            sources,
-            Target(self._reactor, id, backend.url, headers, tls),
-            lambda report: self._fleet.report(id, report, self._sweep.clock()),
-            self._sweep.clock,
-        )
+        target = Target(self._reactor, id, backend.url, headers, tls)
+        watch = Watch(sources, target, lambda report: self._reported(id, target, report), self._sweep.clock)
+        self._have_loaded(backend, target, _loader_of(backend))
         self._watches[id] = watch
         self._health[id] = health
         self._files[id] = self._verified.get(id, ())
         if self._running:
             watch.start()
 
+    def _have_loaded(
+        self, backend: BackendConfig, target: Target, table: LoaderConfig | None, *, found: bool = False
+    ) -> None:
+        """Have the backend's models loaded by name, if there is a loader, in one go with what is known."""
+        shelf = self._loads.shelves.get(backend.id)
+        if table is None:
+            if shelf is not None and not shelf.found:
+                self._loads.drop(backend.id)
+        elif shelf is None:
+            loader = plugins.build("model-loader", table.plugin, table.options, target, self._reactor)
+            self._loads.put(backend, loader, found=found)
+        if shelf is not None:
+            shelf.backend = backend
+            shelf.publish()
+
+    def _reported(self, id: str, target: Target, report: HealthReport) -> None:
+        """A look at a backend is over; it may have shown that its models are loaded by name."""
+        self._fleet.report(id, report, self._sweep.clock())
+        backend = self._gateway.upstreams[id].config
+        if backend.loader is not None or report.kind is None:
+            return
+        shelf = self._loads.shelves.get(id)
+        if report.role == "router" and shelf is None:
+            self.log.info("backend {backend}: a llama-server in router mode", backend=id)
+            self._have_loaded(backend, target, LoaderConfig("llamacpp-router"), found=True)
+        elif report.role != "router" and shelf is not None and shelf.found:
+            self._loads.drop(id)
+
     def _remove(self, id: str) -> None:
         self._watches.pop(id).stop()
+        self._loads.drop(id)
         del self._health[id], self._files[id]
         self._fleet.remove(id, self._sweep.clock())
         self._gateway.upstreams.pop(id).pool.close()
@@ -309,6 +348,18 @@ def _tls_files(backend: BackendConfig) -> tuple[bytes, ...]:
     """What its TLS files hold now: those of a listed backend are read again by a reload."""
     tls = backend.tls
     return tuple(Path(path).read_bytes() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path)
+
+
+def _loader_of(backend: BackendConfig) -> LoaderConfig | None:
+    """Its loader by configuration."""
+    if backend.loader is None:
+        return LoaderConfig("ollama") if backend.kind == "ollama" else None
+    return None if backend.loader.plugin == "none" else backend.loader
+
+
+def _loaded_by(backend: BackendConfig) -> tuple[Any, ...]:
+    """What a running loader was made from."""
+    return (backend.url, backend.api_key, backend.tls, backend.loader, backend.kind)
 
 
 def _health_of(backend: BackendConfig, config: Config) -> tuple[PluginConfig, ...]:

@@ -304,6 +304,7 @@ class IModelLoader(Interface):
 
     - ``capacity`` (``None``): models that the backend has in memory at a time at most.
     - ``slots`` (empty): mapping of loaded model to its parallel sequences.
+    - ``aliases`` (empty): mapping of second names of a model to its first.
     - ``sizes`` (empty): mapping of model to the bytes of memory it takes.
     - ``starts_server`` (false): the backend need not be there before a load.
     - ``busy(model)``: Deferred of the requests at work on a loaded model by the

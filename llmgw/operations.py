@@ -57,7 +57,9 @@ class Operations:
             "draining": service.draining,
             "router": service.config.router.plugin,
             "in_flight": gateway.in_flight,
-            "waiting": len(gateway.waiting),
+            "waiting": len(gateway.waiting) - len(gateway.holding),
+            "holding": {model: gateway.holding.count(model) for model in gateway.holding.models()},
+            "loading": service.loads.state(),
             "connections": len(site.connections),
             "overload": service.pressure.state(),
             "held_bytes": site.held_bytes,
@@ -151,7 +153,14 @@ class Operations:
             **limiter,
             "llmgw_connections": ("Client connections.", len(site.connections)),
             "llmgw_requests_in_flight": ("Requests at work.", gateway.in_flight),
-            "llmgw_waiting": ("Requests that wait for a slot.", len(gateway.waiting)),
+            "llmgw_waiting": (
+                "Requests that wait for a slot.",
+                len(gateway.waiting) - len(gateway.holding),
+            ),
+            "llmgw_held_request_bytes": (
+                "Bodies of requests that are held for their model.",
+                gateway.holding.held_bytes,
+            ),
             "llmgw_held_body_bytes": ("Request bodies in memory.", site.held_bytes),
             "llmgw_overload_level": (
                 "0 calm, 1 shedding, 2 refusing, 3 closed, 4 cutting.",
@@ -193,6 +202,49 @@ class Operations:
             "Always 1: where the backend comes from.",
             [((("backend", each["id"]), ("source", each["source"])), 1) for each in self.fleet()],
         )
+
+    def model_tables(self) -> Iterable[Table]:
+        """Labelled figures of models that come and go, for a scrape."""
+        service = self._service
+        holding = service.gateway.holding
+        yield (
+            "llmgw_holding",
+            "Requests that are held for their model now.",
+            [((("model", model),), holding.count(model)) for model in holding.models()],
+        )
+        found = [
+            ((("backend", shelf.id), ("model", model)), state)
+            for shelf in service.loads.shelves.values()
+            for model, state in shelf.states.items()
+        ]
+        for name, text, wanted in (
+            ("loaded", "1 while the backend has the model in memory.", "loaded"),
+            ("loading", "1 while the backend loads the model.", "loading"),
+            ("failed", "1 while the last load there has failed.", "failed"),
+        ):
+            yield f"llmgw_model_{name}", text, [(labels, float(state == wanted)) for labels, state in found]
+
+    def load_model(self, name: str, on: bool) -> Mapping[str, Any] | None:
+        """Have a model loaded, or unloaded wherever it is.
+
+        :return: ``None``: there is no loader that has it.
+        :raise GatewayError: it cannot be had now, and why.
+        """
+        service = self._service
+        rule = service.gateway.aliases.get(name)
+        model = name if rule is None else rule.target or name
+        loads = service.loads
+        if not loads.can_load(model):
+            return None
+        if not on:
+            return {"model": model, "unloading": loads.unload(model)}
+        loads.load(model)
+        under_way = loads.is_under_way(model)
+        return {
+            "model": model,
+            "status": "loading" if under_way else "loaded",
+            "expected_s": loads.expected_s(model) if under_way else 0.0,
+        }
 
     def knows(self, model: str) -> bool:
         """A name that may be a metric's label: some backend has told it."""

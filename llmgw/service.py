@@ -44,6 +44,7 @@ from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
 from llmgw.listen.tls import certificate_warnings, first_expiry, reread_all
 from llmgw.listening import Sockets
+from llmgw.loads import Loads
 from llmgw.operations import Operations
 from llmgw.pressure import Pressure
 from llmgw.signals import take_signals
@@ -149,11 +150,13 @@ class GatewayService(Service):
             serve=self.gateway.serve,
             fault_answer=self.gateway.fault_answer,
         )
-        self.backends = Backends(self.fleet, self.gateway, self.sweep, outbox, reactor)
+        self.loads = Loads(self.gateway, config, self.store)
+        self.gateway.holding.loads = self.loads
+        self.backends = Backends(self.fleet, self.gateway, self.loads, self.sweep, outbox, reactor)
         self.backends.verify(config)
         self.discoveries = Discoveries(self.backends, reactor)
         self.discoveries.apply(config)
-        self.metrics.tables.append(operations.discovery_tables)
+        self.metrics.tables += [operations.discovery_tables, operations.model_tables]
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         self.history = History(self.metrics.traffic, operations.load, time.time, reactor)
@@ -227,6 +230,7 @@ class GatewayService(Service):
         self.pressure.start()
         if self.store is not None:
             self.store.start()
+        self.loads.start()
         self.discoveries.start()
         self.history.start()
         take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
@@ -268,6 +272,7 @@ class GatewayService(Service):
         await self._until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
         self.site.cut_all()
         await self.discoveries.stop()
+        await self.loads.stop()
         self.backends.stop()
         self.pressure.stop()
         self.history.stop()
@@ -362,6 +367,7 @@ class GatewayService(Service):
         self.config = config
         gateway = self.gateway
         gateway.configure(config)
+        self.loads.configure(config)
         gateway.router = router
         self._let_router_observe()
         gateway.callers = callers

@@ -32,6 +32,7 @@ from llmgw.config import (
     Config,
     Hold,
     Limits,
+    LoaderConfig,
     LogConfig,
     ModelConfig,
     PluginConfig,
@@ -1108,3 +1109,33 @@ def test_paths_among_a_plugins_options_count_from_the_file(tmp_path: Path) -> No
     assert config.router.options["a_file"] == f"{tmp_path}/a"
     assert config.discovery[0].options["file"] == f"{tmp_path}/b"
     assert config.discovery[0].state_file == f"{tmp_path}/c"
+
+
+# --- loaders ----------------------------------------------------------------------
+
+
+def test_a_loader_is_a_name_or_a_table() -> None:
+    text = '[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\nloader = "ollama"\n'
+    text += '[[backends]]\nid = "b"\nurl = "http://127.0.0.1:2"\n[backends.loader]\nplugin = "x"\ny = 1\n'
+    first, second = parse(text).backends
+    assert first.loader == LoaderConfig("ollama")
+    assert second.loader == LoaderConfig("x", {"y": 1})
+
+
+def test_a_discovery_may_not_start_programs() -> None:
+    table = {"id": "a", "url": "http://127.0.0.1:1"}
+    assert parse_backend({**table, "loader": "llamacpp-router"}).loader == LoaderConfig("llamacpp-router")
+    for loader in ("command", {"plugin": "command", "command": ["sh"]}, {"plugin": "ollama", "x": 1}):
+        with pytest.raises(ConfigError, match="loader: must be one of llamacpp-router, ollama, none"):
+            parse_backend({**table, "loader": loader})
+
+
+def test_workers_do_not_start_servers() -> None:
+    text = 'workers = 2\n[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\nloader = "command"\n'
+    with pytest.raises(ConfigError, match=r"backends\[0\]\.loader: command: each worker"):
+        parse(text)
+
+
+def test_an_alias_inherits_that_it_causes_no_load() -> None:
+    text = '[[models]]\nname = "m"\nloaded_only = true\n[[models]]\nname = "alias"\ntarget = "m"\n'
+    assert [model.loaded_only for model in parse(text).models] == [True, True]

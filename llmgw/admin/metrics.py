@@ -26,6 +26,7 @@ LATENCY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0)
 OVERHEAD_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5)
 LAG_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+LOAD_BOUNDS = (0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0)
 HOLD_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0)
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -120,6 +121,18 @@ class Metrics:
         self._hold = histogram(
             "llmgw_hold_seconds", "How long requests were held for a model to load.", HOLD_BOUNDS
         )
+        self._held = count(
+            "llmgw_held_total", "Requests held for their model, by what came of it.", ("model", "outcome")
+        )
+        self._loads = count(
+            "llmgw_model_loads_total", "Loads by what came of them.", ("backend", "model", "outcome")
+        )
+        self._load_seconds = histogram(
+            "llmgw_model_load_seconds", "How long loads took.", LOAD_BOUNDS, ("backend", "model")
+        )
+        self._unloads = count(
+            "llmgw_model_unloads_total", "Models unloaded, by why.", ("backend", "model", "reason")
+        )
         self._wait = histogram("llmgw_wait_seconds", "How long requests waited for a slot.", HOLD_BOUNDS)
         self.lag = histogram(
             "llmgw_reactor_lag_seconds", "How late the event loop's own timer ran.", LAG_BOUNDS
@@ -175,9 +188,21 @@ class Metrics:
         """The histogram of a stream's gaps, looked up once per stream."""
         return self._gaps.child((self._name(model), backend))
 
-    def held(self, seconds: float) -> None:
-        """A request was held so long for its model, whatever came of it."""
-        self._hold.child(()).observe(seconds)
+    def held(self, model: str, outcome: str, seconds: float | None) -> None:
+        """A request was held for its model, or could not be (no ``seconds``)."""
+        self._held.child((self._name(model), outcome)).value += 1
+        if seconds is not None:
+            self._hold.child(()).observe(seconds)
+
+    def loaded(self, backend: str, model: str, outcome: str, seconds: float) -> None:
+        """A load has ended: ``loaded`` or ``failed``."""
+        self._loads.child((backend, self._name(model), outcome)).value += 1
+        if outcome == "loaded":
+            self._load_seconds.child((backend, self._name(model))).observe(seconds)
+
+    def unloaded(self, backend: str, model: str, why: str) -> None:
+        """A model was unloaded: ``evicted``, ``idle`` or ``operator``."""
+        self._unloads.child((backend, self._name(model), why)).value += 1
 
     def waited(self, seconds: float) -> None:
         """A request has waited for a slot, whatever came of it."""

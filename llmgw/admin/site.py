@@ -57,6 +57,14 @@ class Operations(Protocol):
     def drain_backend(self, id: str, on: bool) -> bool | Deferred[bool]:
         """:return: whether there is such a backend."""
 
+    def load_model(
+        self, name: str, on: bool
+    ) -> Mapping[str, Any] | Deferred[Mapping[str, Any] | None] | None:
+        """:return: what was begun; ``None``: no loader has the model.
+
+        :raise GatewayError: it cannot be had now.
+        """
+
     def reload(self) -> Deferred[list[str]]:
         """Fires with what could not be changed without a restart. Fails with ConfigError or PluginError."""
 
@@ -154,6 +162,9 @@ class AdminRoot(Resource):
             return page
         if whole[:2] == (b"api", b"backends") and len(whole) == 4 and whole[3] in (b"drain", b"undrain"):
             return Page(lambda _: self._drain_backend(whole[2], whole[3] == b"drain"), b"POST")
+        if whole[:2] == (b"api", b"models") and len(whole) > 3 and whole[-1] in (b"load", b"unload"):
+            # Names of models have slashes.
+            return Page(lambda _: self._load_model(b"/".join(whole[2:-1]), whole[-1] == b"load"), b"POST")
         return _Refusal(NotFound("no such page"))
 
     def _challenge(self, request: Request, whole: tuple[bytes, ...]) -> Resource:
@@ -210,6 +221,17 @@ class AdminRoot(Resource):
     def _drain(self, request: Request) -> Answer:
         self._operations.drain()
         return Answer(b'{"status":"draining"}', 202)
+
+    def _load_model(self, name: bytes, on: bool) -> Deferred[Answer]:
+        def answer(begun: Mapping[str, Any] | None) -> Answer:
+            if begun is None:
+                raise NotFound("no backend loads such a model by name", param="name")
+            return Answer(encode(begun), 202)
+
+        asking: Deferred[Any] = maybeDeferred(
+            self._operations.load_model, name.decode("utf-8", "replace"), on
+        )
+        return asking.addCallback(answer)
 
     def _drain_backend(self, id: bytes, on: bool) -> Deferred[Answer]:
         name = id.decode("utf-8", "replace")

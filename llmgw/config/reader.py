@@ -149,6 +149,9 @@ class Reader:
 
     def struct(self, cls: type[Struct], raw: Any, where: str, base: Any = None) -> Any:
         """``raw`` as a ``cls``, or ``BAD``."""
+        short = getattr(cls, "short", None)
+        if short and isinstance(raw, str):
+            raw = {short: raw}
         if not isinstance(raw, dict):
             return self._wrong_type("a table", raw, where)
         values = self.fields(cls, raw, where, base)

@@ -62,6 +62,20 @@ class FilterConfig(PluginConfig, frozen=True):
     on_error: Literal["refuse", "pass"] = "refuse"
 
 
+class LoaderConfig(Struct, frozen=True):
+    """What loads models on a backend; its plugin's name alone may stand for the table.
+
+    ``none`` is nobody, where else a llama-server in router mode would get its own.
+    """
+
+    rest: ClassVar[str] = "options"
+    short: ClassVar[str] = "plugin"
+    not_keys: ClassVar[tuple[str, ...]] = ("options",)
+
+    plugin: Annotated[str, Rule(filled=True)]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 class BackendTls(Struct, frozen=True):
     """How a backend's certificate is checked.
 
@@ -89,6 +103,9 @@ class BackendConfig(Struct, frozen=True):
     :param models: ``None``: ask it. So with ``max_connections`` and ``context_length``.
     :param health: name of the health plugin, ``None`` for the configured ones.
     :param raw: never turn a call that is not streamed into a streamed one.
+    :param loader: what loads models there; ``None``: found out.
+    :param max_models: models in its memory at a time, ``None``: what its loader says.
+    :param model_memory_bytes: what all of these may take together.
     """
 
     id: Word
@@ -102,6 +119,9 @@ class BackendConfig(Struct, frozen=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     kind: Literal["auto", "llama-server", "openai", "ollama"] = "auto"
     raw: bool = False
+    loader: LoaderConfig | None = None
+    max_models: Annotated[int, Rule(least=1, most=10_000)] | None = None
+    model_memory_bytes: Size | None = None
     tls: BackendTls = BackendTls()
     timeouts: BackendTimeouts = BackendTimeouts()
 
@@ -147,11 +167,22 @@ class ModelConfig(Struct, frozen=True):
     In a :class:`Config` aliases of aliases are resolved: ``target`` is the name
     backends know (equal to ``name`` for a mere rule), and each limit is the
     smallest on the way, the target's own included, so that no alias evades it.
+
+    :param pin: never evicted, nor unloaded for being idle.
+    :param preload: loaded at the start, and again whenever it is gone.
+    :param loaded_only: a request never causes a load.
+    :param memory_bytes: what it takes in memory, where the backend does not tell.
+    :param idle_unload_s: in place of ``loading.idle_unload_s``; 0 is never.
     """
 
     name: ModelName
     target: Annotated[str, Rule(filled=True)] = ""
     max_tokens: Tokens | None = None
+    pin: bool = False
+    preload: bool = False
+    loaded_only: bool = False
+    memory_bytes: Annotated[int, Rule(least=1, most=1 << 50)] | None = None
+    idle_unload_s: Annotated[float, Rule(least=1, most=604_800, off=True)] | None = None
     max_prompt_tokens: Tokens | None = None
     max_n: Count | None = None
     max_stop: CountOrNone | None = None
@@ -227,12 +258,35 @@ class Hold(Struct, frozen=True):
     load time, but no less than ``min_s`` and no more than ``max_s``.
 
     :param max_requests: of this process together; the next one gets 503.
+    :param max_per_model: of these for one model; ``None`` is as many.
+    :param body_bytes: bodies of held requests together.
+    :param interim_s: least time between two signs of life to a client that asked for them.
     """
 
     max_s: Seconds = 45.0
     min_s: Seconds = 15.0
     factor: Annotated[float, Rule(least=1, most=100)] = 1.5
     max_requests: Annotated[int, Rule(least=0, most=1_000_000)] = 64
+    max_per_model: Annotated[int, Rule(least=1, most=1_000_000)] | None = None
+    body_bytes: Size = 64 << 20
+    interim_s: Annotated[float, Rule(least=0.1, most=3600)] = 2.0
+
+
+class LoadingConfig(Struct, frozen=True):
+    """Models that come and go.
+
+    :param interval_s: between two looks at which models a backend has in memory.
+    :param give_up_s: a load that takes longer has failed.
+    :param backoff_s: a failed load is not tried again there for so long, doubled each time.
+    :param min_stay_s: what was just loaded is not evicted before.
+    :param idle_unload_s: what nobody asked for so long is unloaded; 0 is never.
+    """
+
+    interval_s: Annotated[float, Rule(least=0.5, most=3600)] = 2.0
+    give_up_s: Seconds = 600.0
+    backoff_s: Seconds = 10.0
+    min_stay_s: Annotated[float, Rule(least=0, most=86_400)] = 10.0
+    idle_unload_s: Annotated[float, Rule(least=1, most=604_800, off=True)] = 0.0
 
 
 class BreakerConfig(Struct, frozen=True):
@@ -407,6 +461,7 @@ class Config(Struct, frozen=True, kw_only=True):
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
     hold: Hold = Hold()
+    loading: LoadingConfig = LoadingConfig()
     breaker: BreakerConfig = BreakerConfig()
     retry: RetryConfig = RetryConfig()
     overload: OverloadConfig = OverloadConfig()

@@ -19,6 +19,9 @@ from llmgw.config.words import key_path, shown
 from llmgw.store.address import Address, parse_address
 from llmgw.values import Caps
 
+FAR_LOADERS = ("llamacpp-router", "ollama", "none")
+"""Loaders that a backend may ask for that did not come from the file."""
+
 
 def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
     """What no single key of a backend can tell."""
@@ -31,6 +34,11 @@ def check_backend(reader: Reader, backend: BackendConfig, where: str) -> None:
     if https and not backend.tls.verify:
         at = key_path(key_path(where, "tls"), "verify")
         reader.warnings.append(f"{at}: false: anybody on the way can pose as this backend")
+    loader = backend.loader
+    if reader.files is None and loader is not None and (loader.options or loader.plugin not in FAR_LOADERS):
+        # Who may write to a discovery must not start programs here.
+        names = ", ".join(FAR_LOADERS)
+        reader.fault(key_path(where, "loader"), f"must be one of {names} here, and have no options")
     if backend.api_key is not None and not https and not is_local_url(backend.url):
         at = key_path(where, "api_key_file")
         reader.warnings.append(f"{at}: the key travels in clear text; use https")
@@ -85,6 +93,14 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
     for index, backend in enumerate(config.backends):
         if backend is not BAD:
             check_backend(reader, backend, f"{called('backends')}[{index}]")
+        if (
+            backend is not BAD
+            and config.workers > 1
+            and backend.loader
+            and backend.loader.plugin == "command"
+        ):
+            where = f"{called('backends')}[{index}].loader"
+            reader.fault(where, "command: each worker would start a server of its own; use workers = 1")
     unique("backends", "id", "id")
     unique("backends", "url", "URL")
     unique("models", "name", "name")
@@ -205,6 +221,11 @@ def _resolved_models(reader: Reader, config: Config, called: Callable[[str], str
                 " an alias would hide it",
             )
         resolved.append(
-            replace(model, target=target, **asdict(Caps.tightest(each.caps for each in chain) or Caps()))
+            replace(
+                model,
+                target=target,
+                loaded_only=any(each.loaded_only for each in chain),
+                **asdict(Caps.tightest(each.caps for each in chain) or Caps()),
+            )
         )
     return tuple(resolved)

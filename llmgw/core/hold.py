@@ -128,3 +128,11 @@ class Setbacks:
         """Why it failed last, or nothing."""
         held = self._held.get((backend_id, model))
         return "" if held is None else held.reason
+
+
+def remaining_s(expected_s: float, elapsed_s: float) -> float:
+    """Seconds that a load will go on, which is expected to take ``expected_s`` in all. One
+    that is overdue is thought to need half as long again as it has taken: who is told
+    "one second" over and over comes back for nothing."""
+    left_s = expected_s - elapsed_s
+    return max(1.0, left_s if left_s > 0 else elapsed_s / 2)

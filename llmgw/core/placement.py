@@ -57,6 +57,7 @@ class Instance(Struct, frozen=True):
     :param load_s: what loading the wanted model there is expected to take.
     :param not_before_s: the wanted model failed there, and is not tried before this.
     :param changing: something is being loaded or unloaded there.
+    :param kept: nothing goes there for now, as somebody waits for what is there.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Instance(Struct, frozen=True):
     load_s: float = 0.0
     not_before_s: float = -inf
     changing: bool = False
+    kept: bool = False
 
 
 class Place(Struct, frozen=True):
@@ -155,6 +157,8 @@ def _offer(
     if lacking == (0, 0):
         rank: _Rank = (0.0, instance.in_flight, instance.load_s, *_less_left(instance))
         return _Offer(rank, Place(instance.id))
+    if instance.kept:
+        return now_s + LOOK_AGAIN_S, False
     old = [each for each in instance.residents if not each.fixed and now_s >= each.since_s + min_stay_s]
     victims = _victims(old, lacking, now_s)
     if victims is not None:

@@ -49,6 +49,9 @@ RULES: Mapping[str, str] = {
     "llmgw_backend_warmth": "min",
     "llmgw_backend_score": "mean",
     "llmgw_breaker_state": "max",
+    "llmgw_model_loaded": "max",
+    "llmgw_model_loading": "max",
+    "llmgw_model_failed": "max",
     "process_start_time_seconds": "min",
     "process_max_fds": "min",
 }

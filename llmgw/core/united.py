@@ -15,7 +15,7 @@ SUMMED = (
     *("requests", "errors", "retries", "client_aborts", "output_tokens"),
 )
 """Of the whole."""
-COUNTED = ("refusals", "in_flight_by_key", "rejected")
+COUNTED = ("refusals", "in_flight_by_key", "rejected", "holding")
 """Tables of figures."""
 SUMMED_OF_BACKEND = ("in_flight", "idle_connections", "connects", "ttft_samples", "requests", "errors")
 MEAN_OF_BACKEND = ("ttft_s", "token_rate", "prefill_rate", "score")
@@ -37,6 +37,8 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for name, value in state.get(key, {}).items():
                 counted[name] = counted.get(name, 0) + value
         whole[key] = counted
+    if any(state.get("loading") for state in states):
+        whole["loading"] = _loading([state["loading"] for state in states if state.get("loading")])
     models: dict[str, list[str]] = {}
     for state in states:
         for name, ids in state.get("models", {}).items():
@@ -79,6 +81,17 @@ def _limit(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         if unit in one and unit in other:
             whole[unit] = {key: one[unit][key] + other[unit][key] for key in ("left", "limit")}
     return whole
+
+
+def _loading(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is in memory, by the first one's word; loads under way are those of all, and of
+    several the one that has a place."""
+    under_way: dict[str, Any] = {}
+    for view in views:
+        for model, load in view["under_way"].items():
+            if model not in under_way or load["backend"] is not None:
+                under_way[model] = load
+    return {**views[0], "under_way": under_way}
 
 
 def _backend(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -30,6 +30,9 @@ _EXPOSED_HEADERS = b", ".join(
         ),
     ]
 )
+_STREAM_LINES = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
+_PINGS = {ANTHROPIC: b'event: ping\ndata: {"type": "ping"}\n\n'}
+"""What an Anthropic client counts as a sign of life; all others take a comment."""
 _unprintable = re.compile(rb"[^\x20-\x7e]")
 """In a router's reason it could end the header line and begin another."""
 
@@ -41,6 +44,7 @@ class Answering:
     :ivar caller: set once it is known.
     :ivar decision: the limiter's, for the ``x-ratelimit-*`` headers.
     :ivar broken: the answer had begun and can't be completed.
+    :ivar opened: a stream was begun before any backend was asked (:meth:`sign_of_life`).
     """
 
     def __init__(self, gateway: Gateway, incoming: Incoming, account: Account) -> None:
@@ -51,14 +55,31 @@ class Answering:
         self.caller: Caller | None = None
         self.decision: Decision | None = None
         self.broken = False
+        self.opened = False
+
+    def sign_of_life(self) -> None:
+        """To a client that has asked for it while it waits: a stream that says nothing yet.
+        Its status is settled by that; what goes wrong from then on is told by an event."""
+        incoming = self.incoming
+        if not incoming.started:
+            self.opened = True
+            incoming.start(200, _STREAM_LINES + self._our_lines(), None)
+        if self.route is not None:
+            incoming.send(_PINGS.get(self.route.errors, b": loading\n\n"))
 
     def begin(self, status: int, head: ResponseHead, length: int | None, *, streamed: bool) -> None:
         """Start passing on a backend's response."""
+        if self.opened:
+            self.opened = False
+            return
         lines = passed_lines(head, streamed=streamed, limits=self.decision is None)
         self.incoming.start(status, lines + self._our_lines(), 0 if status in (204, 304) else length)
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer; it leaves when the exchange ends."""
+        if self.opened:
+            self.break_off(answers.told_late(status, body), None)
+            return
         if self.decision is not None:
             headers = without_limits(headers)
         self.incoming.start(status, header_lines(headers) + self._our_lines(), len(body))
@@ -83,6 +104,12 @@ class Answering:
         """An answer that had begun can't be completed: say so, and end it visibly."""
         self.account.outcome = "cut" if isinstance(error, UpstreamError) else error.code
         self.broken = True
+        if self.opened and self.route is not None:
+            self.opened = False
+            self.incoming.send(
+                answers.error_event(error, self.route.errors, self.route.dialect, inside_event=False)
+            )
+            return
         if meter is None or self.route is None:
             return
         if meter.kind == "sse" or (meter.kind == "ndjson" and self.route.errors == OLLAMA):

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from llmgw.errors import GatewayError
 from llmgw.gateway.routes import ANTHROPIC, OLLAMA
 
 if TYPE_CHECKING:
-    from llmgw.errors import GatewayError
     from llmgw.values import Decision, LimitState
 
 _encode = msgspec.json.Encoder().encode
@@ -43,6 +43,21 @@ def error_body(error: GatewayError, dialect: str) -> bytes:
     if dialect == OLLAMA:
         return _encode({"error": error.message})
     return _encode({"error": _openai(error)})
+
+
+def told_late(status: int, body: bytes) -> GatewayError:
+    """A backend's whole answer, as the error it is for a client whose stream has begun."""
+    message, code = f"the backend answered {status} in place of a stream", None
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        said = None
+    error = said.get("error") if isinstance(said, dict) else None
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        message = error["message"]
+        kind = error.get("code") if isinstance(error.get("code"), str) else error.get("type")
+        code = kind if isinstance(kind, str) else None
+    return GatewayError(message, status=status if status >= 400 else 502, code=code or "upstream_error")
 
 
 def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:

@@ -53,6 +53,8 @@ ELSEWHERE = frozenset({429, 502, 503, 504})
 BUSY_MOST_S = 60.0
 SHORT_DEADLINE_S = 5.0
 LOADING_AGAIN_S = 2.0
+NOT_LOADED = b"model is not loaded"
+"""What a llama-server in router mode says that loads nothing by itself."""
 STREAM_HEADERS = (b"content-type", b"cache-control")
 """Headers of a stream that are wrong for the answer put together from it."""
 
@@ -127,6 +129,8 @@ class Attempt:
                 return self._judge(head, await collect(connection))
             if head.status == 400 and self.llama_server:
                 return self._refused(head, await collect(connection))
+            if self.answering.opened and not _is_stream(head):
+                return self._unfit(head, await collect(connection))
         except UpstreamFault as fault:
             ok, reason = self._verdict(fault)
             lease.finish(gateway.clock(), ok, reason, refused=reason == "refused")
@@ -246,12 +250,25 @@ class Attempt:
         a larger window."""
         self.lease.finish(self.gateway.clock(), ok=True, reason="status_400")
         self.account.usage = Usage()
+        loads, name = self.gateway.holding.loads, self.request.model
+        if loads is not None and NOT_LOADED in body and loads.is_gone(self.choice.backend.id, name):
+            gone = ModelLoading(f"{name!r} is not loaded any more", retry_after_s=1.0)
+            gone.may_retry = True
+            return Failed(gone)
         tokens = exceeding_tokens(body)
         error = InvalidRequest("the backend refused the request")
         if tokens is not None:
             error = ContextLengthExceeded("the prompt is longer than the backend's window")
             error.may_retry = True
         return Failed(error, (head, body), exact_tokens=tokens)
+
+    def _unfit(self, head: ResponseHead, body: bytes) -> Failed:
+        """No stream, for a client whose stream has begun: it is told by an event of its own."""
+        reason = "done" if head.status < 400 else f"status_{head.status}"
+        self.lease.finish(self.gateway.clock(), ok=True, reason=reason)
+        error = UpstreamError(f"the backend answered {head.status} in place of a stream")
+        error.may_retry = False
+        return Failed(error, (head, body))
 
     def _judge(self, head: ResponseHead, body: bytes) -> Failed:
         """What a backend's 429 or 5xx means: for the lease, and for the client."""
@@ -354,3 +371,7 @@ class Attempt:
             prompt_s=meter.prompt_s,
             token_rate=meter.token_rate,
         )
+
+
+def _is_stream(head: ResponseHead) -> bool:
+    return head.status == 200 and b"text/event-stream" in (head.get(b"content-type") or b"").lower()

@@ -12,9 +12,6 @@ backend's connection wherever the request is.
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -28,6 +25,7 @@ from llmgw.errors import (
     PLUGIN_FAULTS,
     GatewayError,
     InvalidRequest,
+    ModelLoading,
     ModelNotAllowed,
     ModelNotFound,
     NoBackend,
@@ -41,6 +39,7 @@ from llmgw.gateway.answering import Answering
 from llmgw.gateway.attempt import Attempt, Failed
 from llmgw.gateway.backend_http import passed_headers, seconds_of
 from llmgw.gateway.outgoing import Outgoing
+from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import OLLAMA, Route, find
 from llmgw.values import Caller, Caps, Choice, Cost, Decision, Request
 from llmgw.wire.later import Later
@@ -54,29 +53,20 @@ OUTPUT_GUESS = 512
 LIMITER_WAIT_S = 0.1
 TIMEOUT_HEADER = b"x-llmgw-timeout"
 
-_well_formed_id = re.compile(rb"[A-Za-z0-9._:-]{1,128}").fullmatch
-_id_prefix = os.urandom(6).hex()
-_id_counter = itertools.count(1)
-
-
-def new_request_id() -> str:
-    """An id that no other request of any gateway has."""
-    return f"{_id_prefix}{next(_id_counter):010x}"
-
 
 class Exchange:
-    """One request at work."""
+    """One request at work.
+
+    :ivar hold_until_s: it is not held for its model for longer; set when it first is.
+    """
 
     def __init__(self, gateway: Gateway, incoming: Incoming) -> None:
         self.gateway = gateway
         self.incoming = incoming
-        given = incoming.head.headers.get(b"x-request-id")
-        if given is not None and _well_formed_id(given):
-            self.request_id = given.decode("ascii")
-        else:
-            self.request_id = new_request_id()
+        self.request_id = request_id(incoming.head.headers.get(b"x-request-id"))
         self.account = Account(gateway, incoming, self.request_id)
         self.answering = Answering(gateway, incoming, self.account)
+        self.hold_until_s: float | None = None
         self._key: str | None = None
 
     async def run(self) -> None:
@@ -264,16 +254,27 @@ class Exchange:
             if not waiting.has_room(request.model):
                 raise
             choice = None
+        except ModelLoading as error:
+            choice = await gateway.holding.hold(self, request, tried, until_s, error)
+            now_s = gateway.clock()
         if choice is None:
             try:
                 choice = await waiting.place(request, tried, until_s)
+            except ModelLoading as error:
+                choice = await gateway.holding.hold(self, request, tried, until_s, error)
             finally:
                 begun_s, now_s = now_s, gateway.clock()
                 self.account.waited_s = now_s - begun_s
         failed = await self._attempt(choice, outgoing, request, now_s, until_s)
         while failed is not None:
             now_s = gateway.clock()
-            tried = tried | {choice.backend.id}
+            if not isinstance(failed.error, ModelLoading):
+                tried = tried | {choice.backend.id}
+            loading = gateway.holding.refusal(request, tried)
+            if loading is not None and self._may_go_on(failed, until_s):
+                choice = await gateway.holding.hold(self, request, tried, until_s, loading)
+                failed = await self._attempt(choice, outgoing, request, gateway.clock(), until_s)
+                continue
             if not self._may_retry(failed, request, tried, now_s, until_s):
                 self._give_up(failed)
                 return
@@ -339,12 +340,8 @@ class Exchange:
     ) -> bool:
         """Whether another backend is asked: somebody still waits and was sent nothing, there
         is one, and the budget allows it."""
-        gateway, attempts = self.gateway, self.account.attempts
-        error = failed.error
-        incoming = self.incoming
-        if not error.may_retry or incoming.started or incoming.gone or now_s >= until_s:
-            return False
-        if attempts > (1 if error.status == 504 else gateway.config.retry.attempts):
+        gateway, error = self.gateway, failed.error
+        if not self._may_go_on(failed, until_s):
             return False
         try:
             gateway.fleet.candidates(request, now_s, exclude=tried, exact_tokens=failed.exact_tokens)
@@ -354,6 +351,15 @@ class Exchange:
             error.should_retry = False
             return False
         return True
+
+    def _may_go_on(self, failed: Failed, until_s: float) -> bool:
+        """Somebody still waits, was sent nothing of an answer, and has tries left."""
+        incoming, error = self.incoming, failed.error
+        if not error.may_retry or incoming.gone or self.gateway.clock() >= until_s:
+            return False
+        if incoming.started and not self.answering.opened:
+            return False
+        return self.account.attempts <= (1 if error.status == 504 else self.gateway.config.retry.attempts)
 
     def _give_up(self, failed: Failed) -> None:
         """The last failure is the answer: the backend's own words if it had any."""

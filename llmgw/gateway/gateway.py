@@ -12,8 +12,10 @@ from twisted.logger import Logger
 from llmgw.core.overload import Level
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
 from llmgw.gateway import answers
-from llmgw.gateway.exchange import Exchange, new_request_id
+from llmgw.gateway.exchange import Exchange
+from llmgw.gateway.holding import Holding
 from llmgw.gateway.recent import Recent
+from llmgw.gateway.request_ids import new_request_id
 from llmgw.gateway.waiting import WaitingRoom
 from llmgw.values import Backend, Caps, Choice, Usage
 from llmgw.wire.later import Task
@@ -76,6 +78,15 @@ class IMetrics(Protocol):
     def waited(self, seconds: float) -> None:
         """A request has waited for a slot, whatever came of it."""
 
+    def held(self, model: str, outcome: str, seconds: float | None) -> None:
+        """A request was held for its model, or could not be (no ``seconds``)."""
+
+    def loaded(self, backend: str, model: str, outcome: str, seconds: float) -> None:
+        """A load of ours has ended: ``loaded`` or ``failed``."""
+
+    def unloaded(self, backend: str, model: str, why: str) -> None:
+        """A model was unloaded: ``evicted``, ``idle`` or ``operator``."""
+
 
 class Upstream(Struct):
     """How one backend is reached."""
@@ -97,6 +108,7 @@ class Gateway:
     :ivar overload: what is no longer done; set by the process's beat.
     :ivar waiting: those of them that wait for a slot.
     :ivar recent: the last ones that are over.
+    :ivar holding: those of them that wait for their model.
     """
 
     log = Logger()
@@ -146,6 +158,7 @@ class Gateway:
         self._tasks: set[Task] = set()
         self.waiting = WaitingRoom(self)
         self.recent = Recent()
+        self.holding = Holding(self)
         self.configure(config)
 
     def configure(self, config: Config) -> None:

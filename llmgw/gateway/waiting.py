@@ -24,7 +24,7 @@ from llmgw.errors import GatewayError, Overloaded
 from llmgw.wire.later import Later
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from twisted.internet.interfaces import IDelayedCall
 
@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 
 
 class _Waiting(Waiter):
-    """:ivar choice: fires with who is to be asked, or fails."""
+    """:ivar choice: fires with who is to be asked, or fails.
 
-    __slots__ = ("choice",)
+    :ivar refusal: for one that is held for its model: what it is told in the end.
+    """
+
+    __slots__ = ("choice", "refusal")
 
     def __init__(self, room: WaitingRoom, request: Request, exclude: frozenset[str], since_s: float) -> None:
         super().__init__(request, exclude, since_s)
         self.choice: Later[Choice] = Later(lambda: room.forget(self))
+        self.refusal: Callable[[], GatewayError] | None = None
 
 
 class WaitingRoom:
@@ -101,6 +105,34 @@ class WaitingRoom:
             if timer.active():
                 timer.cancel()
             gateway.metrics.waited(gateway.clock() - now_s)
+
+    async def hold(
+        self, request: Request, exclude: frozenset[str], wait_s: float, refusal: Callable[[], GatewayError]
+    ) -> Choice:
+        """As :meth:`place`, for a request whose model nobody has in memory: it stands in the
+        same line, and is given a slot in its turn once somebody has.
+
+        :param refusal: makes what is raised when ``wait_s`` is over.
+        :raise GatewayError: that, or what :meth:`fail` was given.
+        """
+        gateway = self._gateway
+        if self._closed:
+            raise refusal()
+        waiting = _Waiting(self, request, exclude, gateway.clock())
+        waiting.refusal = refusal
+        self._enter(waiting)
+        timer = gateway.reactor.callLater(max(0.0, wait_s), self._time_over, waiting)
+        try:
+            return await waiting.choice
+        finally:
+            if timer.active():
+                timer.cancel()
+
+    def fail(self, model: str, error: GatewayError) -> None:
+        """Tell all who are held for ``model``: it will not come."""
+        for waiting in list(self._lines.oldest([model])):
+            if waiting.refusal is not None:
+                self._fail(waiting, error)
 
     def forget(self, waiting: _Waiting) -> None:
         """It waits no more. Nobody watches the fleet for nobody."""
@@ -182,6 +214,8 @@ class WaitingRoom:
         for model in self._lines.models:
             if not fleet.takers(model):
                 for waiting in list(self._lines.oldest([model])):
+                    if waiting.refusal is not None and fleet.cold(model):
+                        continue
                     self._fail(waiting, self._refusal(waiting))
 
     def _time_over(self, waiting: _Waiting) -> None:
@@ -193,6 +227,8 @@ class WaitingRoom:
 
     def _refusal(self, waiting: _Waiting) -> GatewayError:
         """What one that comes now, and may not wait, would be told."""
+        if waiting.refusal is not None:
+            return waiting.refusal()
         gateway, request = self._gateway, waiting.request
         try:
             gateway.fleet.candidates(request, gateway.clock(), exclude=waiting.exclude)

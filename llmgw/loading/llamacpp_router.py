@@ -61,6 +61,7 @@ class LlamaCppRouter:
         self.capacity: int | None = None
         self.slots: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
+        self.aliases: dict[str, str] = {}
         self._target = target
         self._reactor = reactor
         self._timeout_s = timeout_s
@@ -135,6 +136,7 @@ class LlamaCppRouter:
                     if id in self.slots:
                         self.slots[name] = self.slots[id]
         self._ids = ids
+        self.aliases = {name: id for name, id in ids.items() if name != id}
         return states
 
     def _state_of(self, id: str, entry: Mapping[str, Any]) -> str:
@@ -162,12 +164,12 @@ class LlamaCppRouter:
         """Once for each time it was loaded: by its arguments, else by its own word."""
         if id in self._asked:
             return
-        self._asked.add(id)
         slots = _slots_in(entry["status"].get("args")) if isinstance(entry.get("status"), Mapping) else None
         if slots is None:
             path = f"/props?model={quote(id, safe='')}&autoload=false"
             status, props = await get_json(self._target, path, self._timeout_s)
             slots = props.get("total_slots") if status == 200 and isinstance(props, Mapping) else None
+        self._asked.add(id)  # only now: whoever asks meanwhile has to know them, too
         if isinstance(slots, int) and slots > 0:
             self.slots[id] = slots
 

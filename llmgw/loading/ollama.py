@@ -45,6 +45,7 @@ class Ollama:
         keep_alive: int | str = -1,
     ) -> None:
         self.sizes: dict[str, int] = {}
+        self.aliases: dict[str, str] = {}
         self._target = target
         self._timeout_s = timeout_s
         self._load_timeout_s = load_timeout_s
@@ -73,7 +74,10 @@ class Ollama:
                 if not isinstance(name, str) or not name:
                     continue
                 size = entry.get("size_vram") or entry.get("size")
-                for each in {name, name.removesuffix(LATEST)}:
+                short = name.removesuffix(LATEST)
+                if short != name:
+                    self.aliases[short] = name
+                for each in {name, short}:
                     states[each] = state
                     if isinstance(size, int) and size > 0:
                         self.sizes[each] = size

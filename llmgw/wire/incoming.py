@@ -191,6 +191,12 @@ class Incoming:
 
     # --- the answer, going out ---
 
+    def interim(self, status: int) -> None:
+        """Send an interim response, such as 102, to a caller that has asked for it (RFC 9110
+        section 15.2); nothing once the answer has begun, nor over HTTP/1.0."""
+        if not self.gone and not self.started and self.head.version == 11:
+            self._connection.write(status_line(status) + b"\r\n")
+
     def start(self, status: int, lines: bytes, length: int | None) -> None:
         """Send status and headers; they leave with the first :meth:`flush` or piece of body.
 

@@ -127,6 +127,19 @@ class ParentOperations:
             (crew.drained.add if on else crew.drained.discard)(id)
         return known
 
+    def load_model(self, name: str, on: bool) -> Deferred[Mapping[str, Any] | None]:
+        """Have a model loaded by one worker, for all of them; or unloaded, by whoever may."""
+        return Deferred.fromCoroutine(self._load_model(name, on))
+
+    async def _load_model(self, name: str, on: bool) -> Mapping[str, Any] | None:
+        crew = self._service.crew
+        if on:
+            begun: Mapping[str, Any] | None = await crew.ask_one("load_model", name, True)
+            return begun
+        # All of them: each keeps its own requests away.
+        told = [answer for _, answer in await crew.ask("load_model", name, False) if answer is not None]
+        return told[0] if told else None
+
     def reload(self) -> Deferred[list[str]]:
         """See :meth:`llmgw.workers.service.ParentService.reload`."""
         return self._service.reload()

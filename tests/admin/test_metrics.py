@@ -120,7 +120,11 @@ def test_tokens_aborts_refusals_retries_holds_and_lag_are_counted() -> None:
     metrics.rejected("overloaded")
     metrics.rejected("overloaded")
     metrics.retried("upstream_error")
-    metrics.held(3.0)
+    metrics.held("m", "released", 3.0)
+    metrics.held("m", "refused", None)
+    metrics.loaded("b0", "m", "loaded", 12.0)
+    metrics.loaded("b0", "m", "failed", 1.0)
+    metrics.unloaded("b0", "m", "idle")
     metrics.lag.observe(0.3)
     assert values(metrics, "llmgw_tokens", "model", "kind") == {
         ("m", "prompt"): 11,
@@ -131,6 +135,11 @@ def test_tokens_aborts_refusals_retries_holds_and_lag_are_counted() -> None:
     assert sample(metrics, "llmgw_rejected_total", reason="overloaded") == 2
     assert sample(metrics, "llmgw_retries_total", reason="upstream_error") == 1
     assert sample(metrics, "llmgw_hold_seconds_sum") == 3
+    assert sample(metrics, "llmgw_hold_seconds_count") == 1
+    assert sample(metrics, "llmgw_held_total", model="m", outcome="refused") == 1
+    assert sample(metrics, "llmgw_model_loads_total", backend="b0", model="m", outcome="failed") == 1
+    assert sample(metrics, "llmgw_model_load_seconds_sum", backend="b0", model="m") == 12
+    assert sample(metrics, "llmgw_model_unloads_total", backend="b0", model="m", reason="idle") == 1
     assert sample(metrics, "llmgw_reactor_lag_seconds_bucket", le="0.25") == 0
     assert sample(metrics, "llmgw_reactor_lag_seconds_bucket", le="0.5") == 1
 

@@ -7,7 +7,15 @@ from math import inf
 import pytest
 
 from llmgw.core import hold
-from llmgw.core.hold import BACKOFF_MOST_S, LOAD_S, Bounds, LoadTimes, Setbacks, signal_every_s
+from llmgw.core.hold import (
+    BACKOFF_MOST_S,
+    LOAD_S,
+    Bounds,
+    LoadTimes,
+    Setbacks,
+    remaining_s,
+    signal_every_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +83,13 @@ def test_a_pause_that_somebody_else_counted_is_kept_when_it_is_longer() -> None:
     setbacks = Setbacks(10.0)
     assert setbacks.failed("a", "m", "no", 0.0, pause_s=35.0) == 35.0
     assert setbacks.failed("a", "m", "no", 0.0, pause_s=5.0) == 20.0
+
+
+@pytest.mark.parametrize(
+    ("expected_s", "elapsed_s", "left_s"),
+    [(20.0, 5.0, 15.0), (20.0, 19.5, 1.0), (20.0, 20.0, 10.0), (20.0, 60.0, 30.0)],
+)
+def test_a_load_that_is_overdue_is_not_said_to_be_over_at_any_moment(
+    expected_s: float, elapsed_s: float, left_s: float
+) -> None:
+    assert remaining_s(expected_s, elapsed_s) == left_s

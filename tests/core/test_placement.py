@@ -106,6 +106,13 @@ def test_where_something_changes_it_is_looked_again() -> None:
     assert decide(Instance("a", changing=True), Instance("b", in_flight=9)) == Place("b")
 
 
+def test_nothing_goes_where_others_wait_for_what_is_there() -> None:
+    kept = Instance("a", (old("x"),), most=1, kept=True)
+    assert decide(kept) == Wait(NOW + LOOK_AGAIN_S, "no instance has room yet")
+    assert decide(kept, Instance("b", (old("y", busy=1),), most=1)) == Place("b", ("y",), drain=True)
+    assert decide(Instance("a", (old("x"),), most=2, kept=True)) == Place("a"), "but there may be room"
+
+
 def test_where_it_failed_lately_it_is_not_tried() -> None:
     failed = Instance("a", not_before_s=NOW + 5.0)
     assert decide(failed, Instance("b", not_before_s=NOW + 3.0)) == Nowhere(NOW + 3.0, "loading it failed")
@@ -156,4 +163,5 @@ def _instance(dice: random.Random, id: str) -> Instance:
         load_s=dice.uniform(0, 60),
         not_before_s=dice.choice((-inf, NOW + 5)),
         changing=dice.random() < 0.1,
+        kept=dice.random() < 0.2,
     )

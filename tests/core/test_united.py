@@ -93,3 +93,18 @@ def test_traffic_limits_and_names_of_all_workers() -> None:
         {**one, "running": 3, "requests": {"left": 4, "limit": 18}},
         {**other, "running": 2, "concurrent": 8, "tokens": {"left": 2, "limit": 4}},
     ]
+
+
+def test_loads_under_way_are_those_of_all_workers() -> None:
+    waits = {"backend": None, "for_s": None, "expected_s": 9.0}
+    runs = {"backend": "b0", "for_s": 1.0, "expected_s": 8.0}
+    shelf = [{"backend": "b0", "models": {"m": {"state": "loading"}}}]
+    states: list[dict[str, Any]] = [
+        {"loading": {"backends": shelf, "under_way": {"m": waits, "n": waits}}, "holding": {"m": 2}},
+        {"loading": {"backends": [], "under_way": {"m": runs}}, "holding": {"m": 1, "n": 1}},
+        {"loading": {"backends": [], "under_way": {"m": waits}}},
+        {},
+    ]
+    whole = united(states)
+    assert whole["loading"] == {"backends": shelf, "under_way": {"m": runs, "n": waits}}
+    assert whole["holding"] == {"m": 3, "n": 1}

@@ -1,0 +1,239 @@
+"""One load, from the wish for a model to its being there, or to the reason why not.
+
+It goes on until the model is there, cannot be had, or nobody wants it any more;
+once a backend was asked it is seen through whoever still waits. Among gateways
+that share a store, the lock of the model is taken before anything is settled, and
+the lock of the backend before anything is changed there.
+"""
+
+from __future__ import annotations
+
+import re
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from llmgw.core.member import Standing
+from llmgw.core.placement import Nowhere, Place, Wait
+from llmgw.errors import GatewayError, ModelLoading
+from llmgw.load_locks import Told
+
+if TYPE_CHECKING:
+    from llmgw.load_locks import Lock
+    from llmgw.loads import Loads
+    from llmgw.shelf import Shelf
+
+LOOK_S = 0.25
+"""Between two looks while something is waited for."""
+WAIT_MOST_S = 1.0
+LOOKS_S = 2.0
+"""The states of all backends are known after so long, or one that does not answer is left out."""
+
+_PLACES = re.compile(r"\S*/\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
+"""Paths, URLs and addresses, which are no business of clients."""
+
+
+class Load:
+    """
+    :param ordered: by the operator or the configuration: it goes on though nobody waits.
+    :ivar until_s: somebody has been told to come back for the model: it goes on until then.
+    :ivar shelf: where it is being loaded.
+    :ivar begun_s: since when.
+    :ivar task: the coroutine at work.
+    """
+
+    log = Logger()
+
+    def __init__(self, loads: Loads, model: str, ordered: bool) -> None:
+        self.model = model
+        self.ordered = ordered
+        self.until_s = -inf
+        self.shelf: Shelf | None = None
+        self.begun_s: float | None = None
+        self.task: Deferred[Any] | None = None
+        self._loads = loads
+        self._gateway = loads.gateway
+        self._reactor = loads.gateway.reactor
+        self._clock = loads.gateway.clock
+
+    async def run(self) -> None:
+        """Carry it to its end, and tell those who wait if it was in vain. Never raises."""
+        model, holding = self.model, self._gateway.holding
+        try:
+            await self._pause(0.0)  # who wants it has to stand in line first
+            await self._bring()
+        except CancelledError:
+            pass
+        except GatewayError as error:
+            holding.fail(model, error)
+        except Exception:
+            self.log.failure("loading {model}", model=model)
+            holding.fail(model, GatewayError("the gateway failed; see its log"))
+        finally:
+            del self._loads.under_way[model]
+
+    # --- the stages ---
+
+    async def _bring(self) -> None:
+        """:raise GatewayError: the model cannot be had."""
+        model, loads, fleet = self.model, self._loads, self._gateway.fleet
+        while self._is_wanted():
+            await self._look()
+            await self._hear()
+            standing = fleet.prospect(model, self._clock())
+            if standing is Standing.READY:
+                return
+            if standing is Standing.LOADING or loads.is_loading(model):
+                await self._pause(LOOK_S)
+                continue
+            decision = loads.decide(model)
+            if isinstance(decision, Nowhere):
+                raise loads.refusal(model, decision)
+            if isinstance(decision, Wait):
+                await self._pause(min(WAIT_MOST_S, max(LOOK_S / 4, decision.until_s - self._clock())))
+                continue
+            lock = await loads.locks.take("model", model)
+            if lock is None:
+                await self._pause(LOOK_S)
+                continue
+            try:
+                await self._place(lock)
+            finally:
+                self.shelf = self.begun_s = None
+                await lock.release()
+
+    async def _place(self, lock: Lock) -> None:
+        """Decide again, as others may have been there since, and do it."""
+        model, loads = self.model, self._loads
+        if loads.locks.shared:
+            await self._look()
+            if self._gateway.fleet.prospect(model, self._clock()) is Standing.READY:
+                return
+        decision = loads.decide(model)
+        if not isinstance(decision, Place) or loads.is_loading(model):
+            return
+        shelf = loads.shelves[decision.instance]
+        shelf.changing = True
+        theirs = await loads.locks.take("backend", shelf.backend.url)
+        try:
+            if theirs is None:
+                await self._pause(LOOK_S)
+            elif await self._make_room(shelf, decision.victims, (lock, theirs)):
+                await self._ask(shelf, lock)
+        finally:
+            shelf.changing = False
+            if theirs is not None:
+                await theirs.release()
+
+    async def _make_room(self, shelf: Shelf, victims: tuple[str, ...], locks: tuple[Lock, ...]) -> bool:
+        """Let the victims run out, and unload them. :return: it is done, and still ours to do."""
+        loads = self._loads
+        until_s = self._clock() + loads.drain_s
+        shelf.leave(victims)
+        try:
+            for victim in victims:
+                while not await shelf.idle(victim):
+                    if not self._is_wanted():
+                        return False
+                    if self._clock() >= until_s:
+                        shelf.rest_until_s = self._clock() + loads.config.min_stay_s
+                        return False
+                    await loads.locks.tell_leaving(shelf.backend.url, victims)
+                    await self._pause(LOOK_S / 2)
+                if not all(lock.valid for lock in locks):
+                    return False
+                if not await loads.unloads.unload(shelf, victim, "evicted"):
+                    return False
+        finally:
+            shelf.leave(victims, on=False)
+            await loads.locks.forget_leaving(shelf.backend.url)
+        return all(lock.valid for lock in locks)
+
+    async def _ask(self, shelf: Shelf, lock: Lock) -> None:
+        """Have it loaded there, and learn from what comes of it."""
+        model, loads, metrics = self.model, self._loads, self._gateway.metrics
+        begun_s = self._clock()
+        self.shelf, self.begun_s = shelf, begun_s
+        shelf.mark(model, "loading")
+        self.log.info("backend {backend}: loading {model}", backend=shelf.id, model=model)
+        try:
+            await shelf.loader.load(model).addTimeout(loads.config.give_up_s, self._reactor)
+        except CancelledError:
+            shelf.mark(model, "unloaded")
+            raise
+        except Exception as error:
+            metrics.loaded(shelf.id, model, "failed", self._clock() - begun_s)
+            await self._failed(shelf, lock, error)
+            return
+        took_s = self._clock() - begun_s
+        loads.times.learn(shelf.id, model, took_s)
+        loads.setbacks.forget(shelf.id, model)
+        metrics.loaded(shelf.id, model, "loaded", took_s)
+        self.log.info(
+            "backend {backend}: loaded {model} in {took_s:.1f} s",
+            backend=shelf.id,
+            model=model,
+            took_s=took_s,
+        )
+        if shelf.starts_server:
+            self._gateway.fleet.revive(shelf.id, self._clock())
+        shelf.mark(model, "loaded")
+        await loads.locks.forget(model)
+
+    async def _failed(self, shelf: Shelf, lock: Lock, error: Exception) -> None:
+        """Remember it, and tell the other gateways."""
+        model, loads = self.model, self._loads
+        reason = self._reason(error)
+        pause_s = loads.setbacks.failed(shelf.id, model, reason, self._clock())
+        shelf.mark(model, "failed")
+        self.log.error(
+            "backend {backend}: {why}; not again for {pause_s:g} s",
+            backend=shelf.id,
+            why=str(error) or reason,
+            pause_s=pause_s,
+        )
+        told = Told(lock.id, shelf.backend.url, reason, pause_s)
+        loads.heard[model] = told.id
+        await lock.tell(loads.locks.told_key(model), told)
+        if isinstance(error, TimeoutError):
+            try:  # given up by us, so by its backend too
+                await shelf.loader.unload(model).addTimeout(LOOKS_S, self._reactor)
+            except CancelledError:
+                raise
+            except Exception as still:
+                self.log.warn("backend {backend}: {why}", backend=shelf.id, why=str(still))
+
+    def _reason(self, error: Exception) -> str:
+        """Why it failed, in words for clients."""
+        if isinstance(error, ModelLoading):
+            return _PLACES.sub("…", error.message)
+        if isinstance(error, TimeoutError):
+            return f"loading {self.model!r} failed: not ready after {self._loads.config.give_up_s:g} s"
+        return f"loading {self.model!r} failed: its backend does not answer"
+
+    # --- what it goes by ---
+
+    def _is_wanted(self) -> bool:
+        return self.ordered or self._clock() < self.until_s or self._gateway.holding.count(self.model) > 0
+
+    async def _look(self) -> None:
+        """What every backend that could have it tells now."""
+        shelves = [shelf for shelf in self._loads.shelves_of(self.model) if not shelf.changing]
+        await DeferredList([shelf.look(LOOKS_S) for shelf in shelves])
+
+    async def _hear(self) -> None:
+        """Take in a failure that another gateway has met."""
+        model, loads = self.model, self._loads
+        told = await loads.locks.told(model)
+        if told is None or loads.heard.get(model) == told.id:
+            return
+        loads.heard[model] = told.id
+        for shelf in loads.shelves_of(model):
+            if shelf.backend.url == told.backend:
+                loads.setbacks.failed(shelf.id, model, told.reason, self._clock(), told.pause_s)
+
+    def _pause(self, seconds: float) -> Deferred[None]:
+        return deferLater(self._reactor, seconds)

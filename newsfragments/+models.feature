@@ -1,0 +1,1 @@
+Models that are not in memory are loaded when somebody asks for them, on llama-servers in router mode, Ollamas, and servers that the gateway starts itself (`loader = "command"`); requests are held meanwhile (`[hold]`), and nobody at work on another model is cut. `pin`, `preload`, `idle_unload_s`, `loaded_only`, and `POST /api/models/{name}/load|unload`.
