@@ -23,7 +23,7 @@ PYTEST_WORKERS ?= 4
 # Debian packages that the tests need.
 APT := redis-server redis-sentinel etcd-server haproxy openssl chromium faketime
 
-.PHONY: help run test test-slow docs lint format clean system
+.PHONY: help run test test-slow docs bench lint format clean system
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1|/' | column -t -s '|'
@@ -47,6 +47,12 @@ test-slow: $(VENV)/.test system ## the slow tests
 docs: $(VENV)/.test ## build/docs/docs/index.html, with warnings as errors
 	@$(PY) -m sphinx -q -W --keep-going -c docs -b html . build/docs
 	echo 'build/docs/docs/index.html'
+
+# What is measured: make bench BENCH='--targets nginx,haproxy,llmgw --jobs event --rounds 5'
+BENCH ?=
+bench: $(VENV)/.test ## llmgw and nginx side by side: CPU for each request and each event
+	@$(MAKE) --no-print-directory system APT='gcc libssl-dev nginx'
+	$(PY) benchmarks/compare.py $(BENCH)
 
 lint: $(VENV)/.test ## ruff and mypy
 	@$(PY) -m ruff check .
