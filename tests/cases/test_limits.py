@@ -37,11 +37,14 @@ from harness import (
     json_response,
     post,
 )
+from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 
 from llmgw.config import Limits, Timeouts
+from llmgw.listen.proxied import ProxiedFactory
 from llmgw.wire.eager import Outbox
-from llmgw.wire.server import ClientConnection
+from llmgw.wire.server import ClientConnection, ClientFactory
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
 
@@ -372,21 +375,27 @@ def test_connections_of_the_process_are_capped_for_everybody() -> None:
 
 
 def test_the_client_behind_a_load_balancer_is_counted_by_its_own_address() -> None:
-    site, _ = site_with(connections_per_ip=2, trusted_networks=("10.0.0.0/8",))
-    balanced = open_from(site, *["10.0.0.1"] * 4)
-    assert [site.told_peer(connection, "203.0.113.1") for connection in balanced] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert [connection.peer for connection in balanced] == ["203.0.113.1"] * 2 + ["10.0.0.1"] * 2
+    site, clock = site_with(connections_per_ip=2, trusted_networks=("10.0.0.0/8",))
+    factory = ProxiedFactory(ClientFactory(site), None, clock)
+
+    def connect(balancer: str, client: str) -> ClientConnection | None:
+        preface = factory.buildProtocol(IPv4Address("TCP", balancer, 1))
+        if preface is None:
+            return None
+        known = set(site.connections)
+        preface.makeConnection(StringTransport(peerAddress=IPv4Address("TCP", balancer, 1)))
+        preface.dataReceived(f"PROXY TCP4 {client} 198.51.100.1 5000 443\r\n".encode())
+        return next(iter(site.connections - known), None)
+
+    balanced = [connect("10.0.0.1", "203.0.113.1") for _ in range(4)]
+    assert [each is not None for each in balanced] == [True, True, False, False]
+    assert balanced[0] is not None
+    assert balanced[0].peer == "203.0.113.1"
+    assert connect("10.0.0.1", "203.0.113.2") is not None
     site.closed(balanced[0])
-    assert site.told_peer(balanced[2], "203.0.113.1")
-    # A stranger is not believed.
-    [stranger] = open_from(site, "198.51.100.7")
-    assert site.told_peer(stranger, "203.0.113.9")
-    assert stranger.peer == "198.51.100.7"
+    assert connect("10.0.0.1", "203.0.113.1") is not None
+    # A stranger is not believed, and not served.
+    assert connect("198.51.100.7", "203.0.113.9") is None
 
 
 def test_a_reload_changes_who_is_exempt_and_no_count_goes_astray() -> None:
