@@ -154,7 +154,7 @@ class GatewayService(Service):
         self.gateway.holding.loads = self.loads
         self.backends = Backends(self.fleet, self.gateway, self.loads, self.sweep, outbox, reactor)
         self.backends.verify(config)
-        self.discoveries = Discoveries(self.backends, reactor)
+        self.discoveries = Discoveries(self.backends, self.gateway, reactor)
         self.discoveries.apply(config)
         self.metrics.tables += [operations.discovery_tables, operations.model_tables]
         factory = ClientFactory(self.site)

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +30,49 @@ class Etcd:
     """One member, on a free port that it keeps.
 
     :param flags: further options of the server.
+    :param peers: names of a whole cluster to peer URLs, this one's ``name`` among them;
+        such a member is up only when most of them are.
     """
 
-    def __init__(self, folder: Path, *flags: str, scheme: str = "http", verify: Any = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        scheme: str = "http",
+        verify: Any = True,
+        name: str = "one",
+        peers: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.url = f"{scheme}://127.0.0.1:{self.port}"
-        self._peer = f"http://127.0.0.1:{free_port()}"
+        self._name = name
+        self._peers = peers or {name: f"http://127.0.0.1:{free_port()}"}
         self._flags = flags
         self._process: subprocess.Popen[bytes] | None = None
         self._client = httpx.Client(base_url=self.url, trust_env=False, timeout=5, verify=verify)
         self.token = ""
-        self.start()
+        if peers is None:
+            self.start()
 
-    def start(self) -> None:
+    def start(self, wait: bool = True) -> None:
         """Begin, or go on with the data that are there."""
+        peer = self._peers[self._name]
+        cluster = ",".join(f"{name}={url}" for name, url in self._peers.items())
         with (self.folder / "etcd.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     "etcd",
-                    *("--data-dir", str(self.folder / "data"), "--name", "one", "--unsafe-no-fsync"),
+                    *("--data-dir", str(self.folder / "data"), "--name", self._name, "--unsafe-no-fsync"),
                     *("--listen-client-urls", self.url, "--advertise-client-urls", self.url),
-                    *("--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer),
-                    *("--initial-cluster", f"one={self._peer}", *self._flags),
+                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                    *("--initial-cluster", cluster, *self._flags),
                 ],
                 stdout=log,
                 stderr=log,
             )
-        eventually(self._is_up, 20)
+        if wait:
+            eventually(self.is_up, 20)
 
     def kill(self) -> None:
         """As a crash."""
@@ -94,6 +109,18 @@ class Etcd:
         self.token = ""
         self.token = self.call("/v3/auth/authenticate", name=name, password=password)["token"]
 
+    def enable_users(self) -> None:
+        """From now on: ``root``, and ``reader`` and ``writer`` of ``/llmgw/``, each with ``NAME-word``."""
+        for user, kind in (("root", ""), ("reader", "READ"), ("writer", "READWRITE")):
+            self.call("/v3/auth/user/add", name=user, password=f"{user}-word")
+            self.call("/v3/auth/role/add", name=user)
+            self.call("/v3/auth/user/grant", user=user, role=user)
+            if kind:
+                perm = {"key": b64("/llmgw/"), "range_end": b64("/llmgw0"), "permType": kind}
+                self.call("/v3/auth/role/grant", name=user, perm=perm)
+        self.call("/v3/auth/enable")
+        self.log_in("root", "root-word")
+
     def put(self, key: str, value: Any, lease: str | None = None) -> int:
         """:return: the revision."""
         text = value if isinstance(value, str) else json.dumps(value)
@@ -119,7 +146,7 @@ class Etcd:
         revision = self.call("/v3/kv/range", key=b64("x"))["header"]["revision"]
         self.call("/v3/kv/compaction", revision=revision, physical=True)
 
-    def _is_up(self) -> bool:
+    def is_up(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "etcd.log").read_text()
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +65,8 @@ class Stage:
         self.clock = Clock()
         self.served = Served()
         self.made: list[Told] = []
-        self.discoveries = Discoveries(self.served, self.clock)  # type: ignore[arg-type]
+        self.gateway = SimpleNamespace(first_word=None, dice=Random(1))
+        self.discoveries = Discoveries(self.served, self.gateway, self.clock)  # type: ignore[arg-type]
         self.configure(text)
 
     def configure(self, text: str) -> None:
@@ -94,7 +97,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(text: str = ONE) -> Stage:
         found = Stage(text)
-        monkeypatch.setattr("llmgw.discoveries.plugins.build", found.build)
+        monkeypatch.setattr("llmgw.discovered.plugins.build", found.build)
         stages.append(found)
         found.discoveries.start()
         return found
@@ -168,6 +171,26 @@ def test_one_that_is_wrong_is_told_with_its_key_and_the_others_live_on(
     assert len(told) == 1
     assert why in told[0]["why"]
     assert it.state["backends"] >= 2
+
+
+@pytest.mark.parametrize(
+    "bad", [{"fault": "no JSON"}, entry("a", weight=-1), {"id": "a", "url": "http://8.8.8.8"}, {"id": "b c"}]
+)
+def test_one_that_turns_bad_keeps_its_last_good_form_while_it_is_there(stage: Any, bad: Any) -> None:
+    it = stage()
+    it.tell({"key": "k", **entry("a", weight=3.0)}, entry("b"))
+    it.tell({"key": "k", **bad}, entry("b"), then_s=100)
+    assert it.served["a"].weight == 3.0
+    assert it.state["refused"][0]["key"] == "k"
+    assert it.state["refused"][0]["why"].endswith("last good form stays")
+    it.tell({"key": "k", **bad}, entry("a", "7"), entry("b"))
+    assert it.served["a"].weight == 3.0
+    it.tell({"key": "k", **entry("a", weight=4.0)}, entry("b"))
+    assert it.served["a"].weight == 4.0
+    assert it.state["refused"] == []
+    it.tell({"key": "k", **bad}, entry("b"))
+    it.tell(entry("b"), then_s=6)
+    assert it.served.ids == ["b"]
 
 
 def test_nothing_that_a_source_says_ends_the_gateway(stage: Any, expected_failures: Any) -> None:
@@ -277,6 +300,15 @@ def test_a_changed_table_keeps_the_set_until_it_tells_another(stage: Any) -> Non
     it.made[0].update([entry("z")])  # a stopped one that goes on talking
     it.clock.advance(1)
     assert it.served.ids == ["a", "c"]
+
+
+def test_a_changed_table_takes_over_by_its_own_rules_and_only_its_own(stage: Any) -> None:
+    it = stage(ONE + ONE + "second = 1\n")
+    it.tell(entry("a"), {"id": "l", "url": "http://127.0.0.1:7"})
+    it.tell(entry("b"), by=1)
+    it.configure(ONE + 'allow = ["10.0.0.0/8"]\n' + ONE + "second = 2\n")
+    assert it.served.ids == ["a", "b"]
+    assert [it.discoveries.source_of(id) for id in "ab"] == ["told", "told-2"]
 
 
 def test_a_table_that_is_taken_away_takes_its_backends_along(stage: Any) -> None:
@@ -403,3 +435,27 @@ def test_a_fault_in_serving_is_logged_and_the_next_change_is_served(
     it.served.apply = good
     it.tell(entry("a"), entry("b"))
     assert it.served.ids == ["a", "b"]
+
+
+def test_a_source_is_awaited_until_it_has_told_or_is_known_from_before(stage: Any, tmp_path: Path) -> None:
+    text = f'{ONE}state_file = "{tmp_path}/found.json"\n'
+    it = stage(text + ONE)
+    word = it.gateway.first_word
+    it.tell(entry("a"))
+    assert it.gateway.first_word is word is not None
+    it.tell(by=1)
+    assert it.gateway.first_word is None
+    it.configure(ONE + "more = 1\n" + ONE + "more = 2\n")
+    assert it.gateway.first_word is not None
+    it.tell(by=2)
+    it.tell(by=3)
+    assert it.gateway.first_word is None
+    again = stage(text)
+    again.clock.advance(1)
+    assert again.gateway.first_word is None
+
+
+def test_nobody_waits_for_one_that_did_not_start(stage: Any, expected_failures: Any) -> None:
+    it = stage(ONE + "broken = true\n")
+    expected_failures()
+    assert it.gateway.first_word is None

@@ -114,7 +114,12 @@ class Exchange:
             self._shed(caller)
         self._enter(caller)
         outgoing = await self._read(route)
-        request = self._apply_rules(outgoing, caller)
+        try:
+            request = self._apply_rules(outgoing, caller)
+        except ModelNotFound:
+            if gateway.first_word is None:
+                raise
+            request = await gateway.first_word.tried_again(lambda: self._apply_rules(outgoing, caller))
         await self._admit(caller, request)
         await self._forward(outgoing, request)
 

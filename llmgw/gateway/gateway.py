@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from llmgw.gateway.backend_http import Outbound
     from llmgw.gateway.caller import Callers
     from llmgw.gateway.filtering import Filters
+    from llmgw.gateway.first_word import FirstWord
     from llmgw.tracing import Tracer
     from llmgw.values import Event, Policy, Request
     from llmgw.wire.incoming import Headers, Incoming
@@ -107,6 +108,7 @@ class Gateway:
     :ivar in_flight: requests at work.
     :ivar overload: what is no longer done; set by the process's beat.
     :ivar waiting: those of them that wait for a slot.
+    :ivar first_word: while a source of backends has not told yet what it has.
     :ivar recent: the last ones that are over.
     :ivar holding: those of them that wait for their model.
     """
@@ -132,6 +134,7 @@ class Gateway:
         dice: random.Random,
     ) -> None:
         self.reactor = reactor
+        self.first_word: FirstWord | None = None
         self.fleet = fleet
         self.router = router
         self.limiter = limiter

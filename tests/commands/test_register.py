@@ -210,6 +210,36 @@ def test_an_id_that_another_server_has_is_not_taken_from_it(
     assert it.end() == 0
 
 
+def test_it_logs_in_and_logs_in_again(
+    etcd_server: Callable[..., Etcd], server: Scripted, register: Any, tmp_path: Path
+) -> None:
+    etcd = etcd_server("--auth-token-ttl", "1")
+    etcd.enable_users()
+    password = tmp_path / "password"
+    password.write_text("writer-word")
+    password.chmod(0o600)
+    it = register(
+        *("--id", "a", "--url", server.url, "--etcd", etcd.url, "--ttl-s", "6"),
+        *("--username", "writer", "--password-file", str(password)),
+    )
+    lease = it.until("registered")["lease"]
+
+    # Its token is over by the time of the next calls.
+    def is_kept() -> bool:
+        """It was given more time, which takes a new token."""
+        etcd.log_in("root", "root-word")
+        left = int(etcd.call("/v3/lease/timetolive", ID=lease)["TTL"])
+        lowest.append(min(left, *lowest))
+        return left > lowest[-1]
+
+    lowest = [6]
+    eventually(is_kept)
+    assert it.end() == 0
+    etcd.log_in("root", "root-word")
+    assert etcd.keys() == {}
+    assert "etcd_lost" not in it.names()
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

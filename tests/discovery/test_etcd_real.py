@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_twisted
 from certificates import issue
-from real_etcd import Etcd, Relay, b64
+from real_etcd import Etcd, Relay
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
@@ -203,26 +203,12 @@ async def test_progress_is_contact(etcd_server: Callable[..., Etcd], watching: A
     assert last > revision
 
 
-def with_users(etcd: Etcd) -> None:
-    for user in ("root", "reader"):
-        etcd.call("/v3/auth/user/add", name=user, password=f"{user}-word")
-        etcd.call("/v3/auth/role/add", name=user)
-        etcd.call("/v3/auth/user/grant", user=user, role=user)
-    etcd.call(
-        "/v3/auth/role/grant",
-        name="reader",
-        perm={"key": b64("/llmgw/"), "range_end": b64("/llmgw0"), "permType": "READ"},
-    )
-    etcd.call("/v3/auth/enable")
-    etcd.log_in("root", "root-word")
-
-
 @pytest_twisted.ensureDeferred
 async def test_a_log_in_is_renewed_and_a_wrong_one_is_told(
     etcd_server: Callable[..., Etcd], watching: Any, tmp_path: Any
 ) -> None:
     etcd = etcd_server("--auth-token-ttl", "1")
-    with_users(etcd)
+    etcd.enable_users()
     etcd.put("/llmgw/a", doc(1))
     password = tmp_path / "password"
     password.write_text("wrong\n")
