@@ -12,7 +12,7 @@ import re
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -116,17 +116,26 @@ class Load:
         if not isinstance(decision, Place) or loads.is_loading(model):
             return
         shelf = loads.shelves[decision.instance]
+        loading: Deferred[None] | None = None
         shelf.changing = True
         theirs = await loads.locks.take("backend", shelf.backend.url)
         try:
             if theirs is None:
                 await self._pause(LOOK_S)
             elif await self._make_room(shelf, decision.victims, (lock, theirs)):
-                await self._ask(shelf, lock)
+                loading = self._begin(shelf)
+                if loads.locks.shared:
+                    await self._seen_by_others(shelf)
+        except CancelledError:
+            if loading is not None:
+                loading.cancel()
+            raise
         finally:
             shelf.changing = False
             if theirs is not None:
                 await theirs.release()
+        if loading is not None:
+            await self._see_through(shelf, lock, loading)
 
     async def _make_room(self, shelf: Shelf, victims: tuple[str, ...], locks: tuple[Lock, ...]) -> bool:
         """Let the victims run out, and unload them. :return: it is done, and still ours to do."""
@@ -152,15 +161,37 @@ class Load:
             await loads.locks.forget_leaving(shelf.backend.url)
         return all(lock.valid for lock in locks)
 
-    async def _ask(self, shelf: Shelf, lock: Lock) -> None:
-        """Have it loaded there, and learn from what comes of it."""
-        model, loads, metrics = self.model, self._loads, self._gateway.metrics
-        begun_s = self._clock()
-        self.shelf, self.begun_s = shelf, begun_s
+    def _begin(self, shelf: Shelf) -> Deferred[None]:
+        """Ask for it. Room is taken from here on."""
+        model = self.model
+        self.shelf, self.begun_s = shelf, self._clock()
+        shelf.loading.add(model)
         shelf.mark(model, "loading")
         self.log.info("backend {backend}: loading {model}", backend=shelf.id, model=model)
+        loading: Deferred[None] = maybeDeferred(shelf.loader.load, model)
+        loading.addTimeout(self._loads.config.give_up_s, self._reactor)
+
+        def over(outcome: Any) -> Any:
+            shelf.loading.discard(model)
+            return outcome
+
+        return loading.addBoth(over)
+
+    async def _seen_by_others(self, shelf: Shelf) -> None:
+        """Wait until the backend itself says that it loads, before others may decide what it does."""
+        until_s = self._clock() + LOOKS_S
+        while self.model in shelf.loading and self._clock() < until_s:
+            told = await shelf.told(LOOKS_S)
+            if told.get(self.model) in ("loading", "loaded"):
+                return
+            await self._pause(LOOK_S / 4)
+
+    async def _see_through(self, shelf: Shelf, lock: Lock, loading: Deferred[None]) -> None:
+        """Follow it to its end, and learn from what comes of it."""
+        model, loads, metrics = self.model, self._loads, self._gateway.metrics
+        begun_s = self._clock() if self.begun_s is None else self.begun_s
         try:
-            await shelf.loader.load(model).addTimeout(loads.config.give_up_s, self._reactor)
+            await loading
         except CancelledError:
             shelf.mark(model, "unloaded")
             raise

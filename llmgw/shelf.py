@@ -37,7 +37,8 @@ class Shelf:
     :ivar states: model to ``loaded``, ``loading``, ``unloaded`` or ``failed``.
     :ivar since_s: when each came into its state, as far as this process knows.
     :ivar leaving: loaded models that get no new requests, as they are to go.
-    :ivar changing: something is being loaded or unloaded by us.
+    :ivar changing: room is being made there by us.
+    :ivar loading: what we have asked it to load, and have not heard the end of.
     :ivar silent: why the last look failed, in words; ``""`` if it did not.
     :ivar answered: some look did not fail.
     :ivar rest_until_s: nothing is moved there before: a busy model did not run out.
@@ -63,6 +64,7 @@ class Shelf:
         self.since_s: dict[str, float] = {}
         self.leaving: set[str] = set()
         self.changing = False
+        self.loading: set[str] = set()
         self.silent = ""
         self.answered = False
         self.interval_s = 2.0
@@ -152,10 +154,22 @@ class Shelf:
         if version == self._version:
             self._take(told)
 
+    async def told(self, within_s: float) -> Mapping[str, str]:
+        """What the loader tells now, taken at its word; nothing where it tells nothing."""
+        try:
+            told: Mapping[str, str] = await self.loader.models().addTimeout(within_s, self._reactor)
+        except CancelledError:
+            raise
+        except Exception:
+            return {}
+        return told
+
     def _take(self, told: Mapping[str, str]) -> None:
         # What was there before us is as old as can be.
         since_s = self._clock() if self.answered else -inf
         self.answered = True
+        # The server may take a moment until it says so itself.
+        told = {**told, **{model: "loading" for model in self.loading if told.get(model) != "loaded"}}
         for model, state in told.items():
             if self.states.get(model) != state:
                 self.since_s[model] = since_s
@@ -282,7 +296,8 @@ class Shelf:
                 since_s=self.since_s.get(each, -inf),
                 load_s=times.expected_s(each, self.id),
                 size=own_sizes.get(each) or sizes.get(each, 0),
-                fixed=self.states[each] == "loading" or not pinned.isdisjoint(self.names_of(each)),
+                fixed=not pinned.isdisjoint(self.names_of(each)),
+                loading=self.states[each] == "loading",
             )
             for each in self.resident()
         )
@@ -295,7 +310,7 @@ class Shelf:
             in_flight=0 if member is None else member.view.in_flight,
             load_s=times.expected_s(model, self.id),
             not_before_s=setbacks.until_s(self.id, model),
-            changing=self.changing or any(self.states[each] == "loading" for each in self.resident()),
+            changing=self.changing,
             kept=awaited or self._clock() < self.rest_until_s,
         )
 

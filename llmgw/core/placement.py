@@ -36,7 +36,8 @@ class Resident(Struct, frozen=True):
     :param used_s: last time somebody asked for it; ``since_s`` when it came.
     :param load_s: what loading it there takes.
     :param size: bytes of memory it takes, 0 if not known.
-    :param fixed: it may not go at all: pinned, or being loaded.
+    :param fixed: it may not go at all: it is pinned.
+    :param loading: it is on its way into memory, and may not go yet.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Resident(Struct, frozen=True):
     load_s: float = 0.0
     size: int = 0
     fixed: bool = False
+    loading: bool = False
 
 
 class Instance(Struct, frozen=True):
@@ -56,7 +58,7 @@ class Instance(Struct, frozen=True):
     :param in_flight: requests at work there, of all models.
     :param load_s: what loading the wanted model there is expected to take.
     :param not_before_s: the wanted model failed there, and is not tried before this.
-    :param changing: something is being loaded or unloaded there.
+    :param changing: room is being made there.
     :param kept: nothing goes there for now, as somebody waits for what is there.
     """
 
@@ -159,18 +161,20 @@ def _offer(
         return _Offer(rank, Place(instance.id))
     if instance.kept:
         return now_s + LOOK_AGAIN_S, False
-    old = [each for each in instance.residents if not each.fixed and now_s >= each.since_s + min_stay_s]
+    movable = [each for each in instance.residents if not each.fixed and not each.loading]
+    old = [each for each in movable if now_s >= each.since_s + min_stay_s]
     victims = _victims(old, lacking, now_s)
     if victims is not None:
         drain = any(each.busy for each in victims)
         total = sum(cost(each, now_s) for each in victims)
         rank = (2.0 if drain else 1.0, total, instance.in_flight, instance.load_s)
         return _Offer(rank, Place(instance.id, tuple(each.model for each in victims), drain))
-    movable = [each for each in instance.residents if not each.fixed]
     victims = _victims(movable, lacking, now_s)
     if victims is not None:
         until_s = max(each.since_s + min_stay_s for each in victims)
         return until_s, not any(each.busy for each in victims)
+    if _victims([each for each in instance.residents if not each.fixed], lacking, now_s) is not None:
+        return now_s + LOOK_AGAIN_S, False
     return None
 
 

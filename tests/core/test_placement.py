@@ -90,6 +90,13 @@ def test_pinned_and_loading_models_never_go() -> None:
     assert decide(Instance("a", (old("x", fixed=True), old("y")), most=2)) == Place("a", ("y",))
 
 
+def test_what_is_being_loaded_does_not_go_yet() -> None:
+    loading = fresh("x", loading=True)
+    assert decide(Instance("a", (loading,), most=1)) == Wait(NOW + LOOK_AGAIN_S, "no instance has room yet")
+    assert decide(Instance("a", (loading,), most=2)) == Place("a"), "two may be loaded side by side"
+    assert decide(Instance("a", (loading, old("y")), most=2)) == Place("a", ("y",))
+
+
 def test_memory_is_freed_as_far_as_needed() -> None:
     models = (old("small", 900.0, size=10), old("middle", 300.0, size=60), old("large", 5.0, size=100))
     there = Instance("a", models, memory=200)
@@ -135,7 +142,7 @@ def test_no_decision_breaks_the_rules_whatever_the_fleet_is() -> None:
         left = [each for each in there.residents if each.model not in found.victims]
         assert not there.changing
         assert there.not_before_s <= NOW
-        assert not any(each.fixed or each.since_s + STAY > NOW for each in gone)
+        assert not any(each.fixed or each.loading or each.since_s + STAY > NOW for each in gone)
         assert found.drain == any(each.busy for each in gone)
         assert there.most is None or len(left) < there.most
         assert there.memory is None or sum(each.size for each in left) + size <= there.memory
@@ -151,6 +158,7 @@ def _instance(dice: random.Random, id: str) -> Instance:
             load_s=dice.uniform(0, 60),
             size=dice.choice((0, 20, 50)),
             fixed=dice.random() < 0.2,
+            loading=dice.random() < 0.2,
         )
         for number in range(dice.randrange(4))
     )
