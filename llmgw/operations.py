@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmgw.service import GatewayService
 
 NO_TRAFFIC = BackendTraffic()
+STORE_UP = "1 while the shared store answers."
 EXPIRES = "When the first certificate of a llmtls: listener runs out, Unix time."
 FIRST_LOOK_S = 3.0
 """How long a start may wait for every backend's first look before it counts as ready."""
@@ -178,7 +179,7 @@ class Operations:
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
             "llmgw_filter_faults": ("Times a request filter failed.", gateway.filters.faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
-            "llmgw_store_up": ("1 while the shared store answers.", float(store is not None and store.up)),
+            **({} if store is None else {"llmgw_store_up": (STORE_UP, float(store.up))}),
         }
 
     def discovery_tables(self) -> Iterable[Table]:
