@@ -69,6 +69,11 @@ def backoff_s(attempt: int, dice: Random, least_s: float = 0.025, most_s: float 
     return least_s + (ceiling_s - least_s) * dice.random()
 
 
+def spread(seconds: float, dice: Random) -> float:
+    """Seconds for a ``Retry-After`` before which it is certainly in vain: plus 0 to 25 %, unbounded."""
+    return seconds * (1.0 + RETRY_AFTER_JITTER * dice.random())
+
+
 def retry_after(seconds: float, dice: Random) -> float:
     """Seconds for a ``Retry-After``: what was computed, plus 0 to 25 %, within 1 to 60.
 

@@ -24,6 +24,7 @@ _ALLOWED_HEADERS = b"authorization, content-type, x-api-key"
 _EXPOSED_HEADERS = b", ".join(
     [
         b"x-request-id, retry-after, retry-after-ms, x-should-retry, x-llmgw-backend, x-llmgw-decision",
+        b"ratelimit, ratelimit-policy",
         *(
             b"x-ratelimit-%b-requests, x-ratelimit-%b-tokens" % (name, name)
             for name in (b"limit", b"remaining", b"reset")
@@ -42,7 +43,7 @@ class Answering:
 
     :ivar route: set once the path is known; errors take its dialect.
     :ivar caller: set once it is known.
-    :ivar decision: the limiter's, for the ``x-ratelimit-*`` headers.
+    :ivar decision: the limiter's, for the headers that tell of limits.
     :ivar broken: the answer had begun and can't be completed.
     :ivar opened: a stream was begun before any backend was asked (:meth:`sign_of_life`).
     """

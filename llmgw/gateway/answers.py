@@ -4,7 +4,7 @@ Forms: OpenAI ``{"error": {"message", "type", "code", "param"}}``; Anthropic
 ``{"type": "error", "error": {"type", "message"}}``; Ollama ``{"error": "…"}``.
 Headers that the official clients obey: ``Retry-After`` (whole seconds,
 RFC 9110 section 10.2.3), ``retry-after-ms``, ``x-should-retry``, and the six
-``x-ratelimit-*`` with durations such as ``1s`` or ``6m0s``.
+``x-ratelimit-*`` with durations such as ``1s`` or ``6m0s``, and ``RateLimit``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llmgw.errors import GatewayError
 from llmgw.gateway.routes import ANTHROPIC, OLLAMA
 
 if TYPE_CHECKING:
-    from llmgw.values import Decision, LimitState
+    from llmgw.values import Decision
 
 _encode = msgspec.json.Encoder().encode
 
@@ -97,21 +97,39 @@ _REQUEST_LIMIT = (
     b"x-ratelimit-reset-requests: %b\r\n"
 )
 _TOKEN_LIMIT = _REQUEST_LIMIT.replace(b"requests", b"tokens")
+_REQUEST_POLICY = b'"requests";q=%d;w=60'
+_TOKEN_POLICY = b'"tokens";q=%d;w=60'
+_REQUESTS_LEFT = b'"requests";r=%d;t=%d'
+_TOKENS_LEFT = b'"tokens";r=%d;t=%d'
 
 
 def limit_lines(decision: Decision) -> bytes:
-    """The ``x-ratelimit-*`` header lines of a limiter's decision."""
-    lines = b""
-    if decision.requests is not None:
-        lines = _REQUEST_LIMIT % _figures(decision.requests)
-    if decision.tokens is not None:
-        lines += _TOKEN_LIMIT % _figures(decision.tokens)
-    return lines
+    """The header lines that tell of a limiter's decision: OpenAI's ``x-ratelimit-*``, and the
+    ``RateLimit`` and ``RateLimit-Policy`` of draft-ietf-httpapi-ratelimit-headers.
 
-
-def _figures(state: LimitState) -> tuple[int, int, bytes]:
-    remaining = state.remaining
-    return state.limit, remaining if remaining > 0 else 0, duration(state.reset_s)
+    The draft's ``t`` must not lie behind ``Retry-After``, so a refused one is told that.
+    """
+    requests, tokens = decision.requests, decision.tokens
+    wait_s = math.ceil(decision.retry_after_s)
+    if requests is not None:
+        limit, left, reset_s = requests.limit, max(0, requests.remaining), requests.reset_s
+        lines = _REQUEST_LIMIT % (limit, left, duration(reset_s))
+        policy = _REQUEST_POLICY % limit
+        state = _REQUESTS_LEFT % (left, wait_s or math.ceil(reset_s))
+        if tokens is None:
+            return b"%bratelimit-policy: %b\r\nratelimit: %b\r\n" % (lines, policy, state)
+    elif tokens is None:
+        return b""
+    limit, left, reset_s = tokens.limit, max(0, tokens.remaining), tokens.reset_s
+    own = _TOKEN_LIMIT % (limit, left, duration(reset_s))
+    own_policy = _TOKEN_POLICY % limit
+    own_state = _TOKENS_LEFT % (left, wait_s or math.ceil(reset_s))
+    if requests is None:
+        return b"%bratelimit-policy: %b\r\nratelimit: %b\r\n" % (own, own_policy, own_state)
+    return b"%b%bratelimit-policy: %b, %b\r\nratelimit: %b, %b\r\n" % (
+        *(lines, own, policy, own_policy),
+        *(state, own_state),
+    )
 
 
 def duration(seconds: float) -> bytes:

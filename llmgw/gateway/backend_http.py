@@ -218,7 +218,7 @@ def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
 
 def without_limits(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """``headers`` without the limits that a backend sets to us: the caller has its own."""
-    return [header for header in headers if not header[0].startswith(b"x-ratelimit-")]
+    return [header for header in headers if not header[0].startswith((b"x-ratelimit-", b"ratelimit"))]
 
 
 def passed_lines(head: ResponseHead, *, streamed: bool, limits: bool = True) -> bytes:

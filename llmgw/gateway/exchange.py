@@ -20,7 +20,7 @@ from twisted.internet.task import deferLater
 from llmgw.core.body import estimate_tokens, read_json
 from llmgw.core.multipart import read_multipart
 from llmgw.core.overload import CALM_S, Level
-from llmgw.core.retry import backoff_s, retry_after
+from llmgw.core.retry import backoff_s, retry_after, spread
 from llmgw.errors import (
     PLUGIN_FAULTS,
     GatewayError,
@@ -238,7 +238,7 @@ class Exchange:
         if not decision.allowed:
             raise RateLimited(
                 f"rate limit {decision.policy!r} reached: {decision.unit}",
-                retry_after_s=self._soon(decision.retry_after_s),
+                retry_after_s=spread(decision.retry_after_s, gateway.dice),
             )
         self.account.charged = decision.reservation
 

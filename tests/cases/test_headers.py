@@ -486,13 +486,19 @@ def assert_limit_headers(answer: Answer, unit: str) -> None:
     limit, left = (int(answer.get(f"x-ratelimit-{name}-{unit}") or "") for name in ("limit", "remaining"))
     assert 0 <= left <= limit
     assert re.fullmatch(r"(\d+h)?(\d+m)?\d+s|\d+ms", answer.get(f"x-ratelimit-reset-{unit}") or "")
+    # The draft's form of the same.
+    assert answer.get("ratelimit-policy") == f'"{unit}";q={limit};w=60'
+    state = re.fullmatch(rf'"{unit}";r={left};t=(\d+)', answer.get("ratelimit") or "")
+    assert state is not None
+    if answer.status == 429:
+        assert int(state[1]) <= int(answer.get("retry-after") or "")
 
 
 def test_s_ra_1_our_own_429_tells_when_to_come_back(gateway: Gateway, backend: Scripted) -> None:
     # The backend's limits are not the caller's.
     backend.play(
         lambda line, request: line.send(
-            json_response(COMPLETION, headers="x-ratelimit-limit-requests: 7\r\nX-RateLimit-Other: 1\r\n")
+            json_response(COMPLETION, headers="x-ratelimit-limit-requests: 7\r\nRateLimit: 1\r\n")
         )
     )
     good = gateway.ask(post(headers=bearer(CARL)))

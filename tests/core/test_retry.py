@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmgw.core.retry import RetryBudget, backoff_s, retry_after
+from llmgw.core.retry import RetryBudget, backoff_s, retry_after, spread
 
 MOVES = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=60)
 
@@ -86,6 +86,12 @@ def test_backoff_is_spread_between_its_bounds(attempt: int, most_s: float) -> No
 
 def test_backoff_bounds_may_be_close() -> None:
     assert backoff_s(1, random.Random(1), 0.1, 0.1) == pytest.approx(0.1)
+
+
+def test_a_spread_wait_is_never_too_short() -> None:
+    answers = [spread(300.0, random.Random(seed)) for seed in range(200)]
+    assert 300 <= min(answers) <= 305
+    assert 370 <= max(answers) <= 375
 
 
 @pytest.mark.parametrize(
