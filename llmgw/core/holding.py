@@ -35,6 +35,9 @@ PERIOD_S = 0.1
 HEADROOM = 1.5
 """How much more than a period's use is asked for."""
 
+LOW = 0.15
+"""With less than this part of it left, the next call should not wait for the end of the period."""
+
 IDLE_S = 2.0
 """Without any use for so long, everything is given back."""
 
@@ -47,6 +50,9 @@ something for everybody all the time, and need not be asked for each request."""
 
 MEMORY_S = 5.0
 """Time constant of each gateway's share of the use, the same as the script's."""
+
+TRUST_S = 1.0
+"""How long gateways must have shared a limit before their parts of it mean something."""
 
 MIXED_IN = 0.2
 """Part of the rate that is divided evenly when everybody decides alone, for those who come late."""
@@ -83,20 +89,22 @@ class Holding:
     :ivar held: units that may be spent at once; below 0, owed.
     :ivar whole: the most that one request is charged before it ran; what wants more than
         the whole bucket passes when nothing is owed, and pays the rest afterwards.
-    :ivar low: with less than this held, a call should go out now and not at the next period.
+    :ivar low: with less than this held, the next call should not wait for the end of the period.
     :ivar used: units asked for by requests in this period, allowed or not; whoever decides adds to it.
     :ivar asked: a call is under way. There is never a second one.
+    :ivar alone: since the last answer something was decided without the store.
     :ivar epoch: of the store, at the last answer; ``None``: there was none yet.
     """
 
     __slots__ = (
-        "_alone",
         "_average",
         "_flow",
         "_flow_at_s",
         "_recent",
         "_rolled_s",
         "_share",
+        "_since_s",
+        "alone",
         "asked",
         "at_s",
         "burst",
@@ -130,7 +138,8 @@ class Holding:
         self._flow = 0.0
         self._flow_at_s = now_s
         self._share: float | None = None
-        self._alone: _Alone | None = None
+        self._since_s = now_s
+        self.alone: _Alone | None = None
 
     def resize(self, rate_per_s: float, burst: float) -> None:
         """Go on with other figures; the store learns them with the next call."""
@@ -138,7 +147,7 @@ class Holding:
         self.burst = burst
         self.whole = floor(burst)
         self.level = min(self.level, burst)
-        self._alone = None
+        self.alone = None
 
     # --- deciding ---
 
@@ -177,8 +186,8 @@ class Holding:
     def give_back(self, amount: float) -> None:
         """A request used less than was taken for it (or more: below 0)."""
         self.held += amount
-        if self._alone is not None:
-            self._alone.level += amount
+        if self.alone is not None:
+            self.alone.level += amount
 
     def _by_itself(self, now_s: float, gateways: int) -> _Alone:
         """The bucket of who decides alone: since the last answer, at our part of the rate.
@@ -186,7 +195,7 @@ class Holding:
         All these buckets together fill at the rate of the shared one, and hold a
         :data:`SHARE` of it.
         """
-        if self._alone is None:
+        if self.alone is None:
             part = 1.0
             most = self.burst
             if gateways:  # else nobody was ever heard of: we are all there is
@@ -194,13 +203,15 @@ class Holding:
                 if self._share is not None:
                     # Who has not asked for a while has lost of its part to those who have.
                     share = self._share * exp((self.at_s - now_s) / MEMORY_S)
-                    part = MIXED_IN * part + (1.0 - MIXED_IN) * share
+                    # The first gateway that asks has had everything so far, by what the store knows.
+                    trust = (1.0 - MIXED_IN) * min(1.0, (self.at_s - self._since_s) / TRUST_S)
+                    part = (1.0 - trust) * part + trust * share
                 most = max(1.0, SHARE * self.burst * part)
             fresh = self.epoch is None
-            self._alone = _Alone(
+            self.alone = _Alone(
                 self.rate_per_s * part, most, most if fresh else 0.0, now_s if fresh else self.at_s
             )
-        return self._alone
+        return self.alone
 
     # --- calling ---
 
@@ -238,7 +249,7 @@ class Holding:
         want = max(0.0, target - stays)
         stale = self.epoch is not None and self.epoch != epoch
         dry = want > 0.0 and self.refusal_s(self.held + 1.0, False, now_s) > 0.0
-        self.low = 0.0 if dry else target / 3.0
+        self.low = 0.0 if dry else target * LOW
         if need == 0.0 and delta == 0.0 and not stale and (dry or want == 0.0):
             return None
         self.held = stays
@@ -259,8 +270,12 @@ class Holding:
         self.held += grant
         self.level = level
         self.at_s = now_s
+        self.alone = None
+        if epoch != self.epoch:
+            # The store begins to count anew, and so must we.
+            self._flow = 0.0
+            self._since_s = now_s
         self.epoch = epoch
-        self._alone = None
         self._flow *= exp((self._flow_at_s - now_s) / MEMORY_S)
         self._flow_at_s = now_s
         self._flow += (grant + max(0.0, -ask.delta)) / MEMORY_S

@@ -34,6 +34,9 @@ BATCH = 128
 BATCHES = 8
 """Calls in one period; with more limits in use than these hold, each has its turn less often."""
 
+A_FEW = 4
+"""Taken for the number of gateways while the store is there and has not told it yet."""
+
 GOOD_CALLS = 3
 """Answers in a row after which a store that was away is trusted again."""
 
@@ -83,9 +86,11 @@ class Calls:
         self._answered = answered
         self._dice = dice
         self._active: dict[Ledger, None] = {}
+        self._met = store.up
         self._good = 0
         self._sick = False
         self._timer: Any = None
+        self._not_before_s = 0.0
         self._stopped = False
         self._under_way: set[Deferred[None]] = set()
         self._keys = [store.key("rl", "epoch"), store.key("rl", "gateways")]
@@ -98,6 +103,11 @@ class Calls:
     # --- what the limiter calls ---
 
     @property
+    def others(self) -> int:
+        """How many gateways there are for who decides alone; 0: the store was never there."""
+        return self.gateways or (A_FEW if self._met else 0)
+
+    @property
     def possible(self) -> bool:
         """There is somebody to call."""
         return self._store.up
@@ -108,6 +118,12 @@ class Calls:
         self._active[ledger] = None
         if self._timer is None:
             self._arm()
+
+    def early(self, now_s: float) -> None:
+        """Something runs low: end this period now, unless it has only begun."""
+        if self._timer is not None and now_s >= self._not_before_s:
+            self._not_before_s = now_s + PERIOD_S / 4.0
+            self._timer.reset(0)
 
     def decide_alone(self) -> None:
         """The store keeps requests waiting: don't ask it for the next ones if it is not even there."""
@@ -145,6 +161,7 @@ class Calls:
         """One period is over."""
         self._timer = None
         now_s = self._reactor.seconds()
+        self._not_before_s = now_s + PERIOD_S / 4.0
         active = self._active
         turn = list(islice(active, BATCH * BATCHES))
         batch = self._parts(turn, now_s)
@@ -211,8 +228,11 @@ class Calls:
             self._arm()
 
     def _store_changed(self, up: bool) -> None:
-        if not up:
+        if up:
+            self._met = True
+            self._send([])  # says that we are there, and hears how many we are
+            if self._timer is None and (self.alone or self._active):
+                self._arm()
+        else:
             self._begin_alone()
-        elif self._timer is None and (self.alone or self._active):
-            self._arm()
         self._answered(False)

@@ -159,27 +159,32 @@ class RedisRateLimiter:
         pass, so that its count is the one that enforcing it would give.
         """
         now_s = self._clock()
+        calls = self._calls
+        known = self._ledgers
+        asked_requests, asked_tokens = cost.requests, cost.tokens
         ledgers = []
-        enough = not self._calls.alone
+        enough = not calls.alone
         newcomers = 0
         for policy in policies:
             name = (policy.name, "" if policy.scope == "global" else subject)
-            ledger = self._ledgers.get(name)
+            ledger = known.get(name)
             if ledger is None:
-                ledger = self._ledgers[name] = self._ledger(policy, name[1], now_s)
+                ledger = known[name] = self._ledger(policy, name[1], now_s)
                 newcomers += 1
             elif ledger.policy is not policy:
                 ledger.follow(policy, policy.on_redis_loss or self._on_loss, now_s)
+            if not ledger.active:
+                calls.activate(ledger)
             ledgers.append(ledger)
-            requests = ledger.requests
-            if requests is not None:
-                requests.used += cost.requests
-                if requests.held < cost.requests:
+            holding = ledger.requests
+            if holding is not None:
+                holding.used += asked_requests
+                if holding.held < asked_requests:
                     enough = False
-            tokens = ledger.tokens
-            if tokens is not None:
-                tokens.used += cost.tokens
-                if tokens.held < cost.tokens:
+            holding = ledger.tokens
+            if holding is not None:
+                holding.used += asked_tokens
+                if holding.held < asked_tokens:
                     enough = False
             places = ledger.places
             if places is not None:
@@ -190,18 +195,49 @@ class RedisRateLimiter:
             self._sweep(now_s, newcomers)
         if not enough:
             return self._decide_or_wait(ledgers, cost, now_s)
-        charges = []
+        # From here on it is `_decide` for the usual case, without what that has to look at.
+        charges: list[Charge] = []
+        requests = tokens = None
+        requests_left = tokens_left = 0.0
+        requests_limit = tokens_limit = 0
         for ledger in ledgers:
-            charges.append(ledger.charge(cost))
-            requests, tokens = ledger.requests, ledger.tokens
-            if (requests is not None and requests.held < requests.low) or (
-                tokens is not None and tokens.held < tokens.low
-            ):
-                self._hurry(ledger)
-            if not ledger.active:
-                self._calls.activate(ledger)
-        requests_left, tokens_left = _tightest(ledgers, now_s)
-        return Decision(True, charges, 0.0, "", "", requests_left, tokens_left)
+            enforce = ledger.policy.enforce
+            holding = ledger.requests
+            taken_requests = taken_tokens = None
+            if holding is not None:
+                taken_requests = asked_requests
+                held = holding.held = holding.held - asked_requests
+                if held < holding.low:
+                    calls.early(now_s)
+                if enforce:
+                    left = holding.level + (now_s - holding.at_s) * holding.rate_per_s
+                    left = (left if left < holding.burst else holding.burst) + held
+                    if requests is None or left < requests_left:
+                        requests, requests_left, requests_limit = holding, left, ledger.requests_limit
+            holding = ledger.tokens
+            if holding is not None:
+                taken_tokens = asked_tokens
+                held = holding.held = holding.held - asked_tokens
+                if held < holding.low:
+                    calls.early(now_s)
+                if enforce:
+                    left = holding.level + (now_s - holding.at_s) * holding.rate_per_s
+                    left = (left if left < holding.burst else holding.burst) + held
+                    if tokens is None or left < tokens_left:
+                        tokens, tokens_left, tokens_limit = holding, left, ledger.tokens_limit
+            places = ledger.places
+            if places is not None:
+                places.running += 1
+            charges.append((ledger, taken_requests, taken_tokens))
+        return Decision(
+            True,
+            charges,
+            0.0,
+            "",
+            "",
+            None if requests is None else _state(requests, requests_left, requests_limit),
+            None if tokens is None else _state(tokens, tokens_left, tokens_limit),
+        )
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
         """Give back concurrency and correct the tokens; a second call does nothing.
@@ -219,7 +255,10 @@ class RedisRateLimiter:
                 places.running -= 1
             holding = ledger.tokens
             if holding is not None and tokens is not None:
-                holding.give_back(tokens - spent)
+                if holding.alone is None:
+                    holding.held += tokens - spent
+                else:
+                    holding.give_back(tokens - spent)
             if used is None and requests is not None and ledger.requests is not None:
                 ledger.requests.give_back(requests)
             if not ledger.active:
@@ -238,9 +277,6 @@ class RedisRateLimiter:
     def _decide_or_wait(
         self, ledgers: list[Ledger], cost: Cost, now_s: float
     ) -> Decision | Deferred[Decision]:
-        for ledger in ledgers:
-            if not ledger.active:
-                self._calls.activate(ledger)
         decision = self._decide(ledgers, cost, now_s, self._calls.alone)
         if decision is not None:
             if not decision.allowed:
@@ -257,7 +293,7 @@ class RedisRateLimiter:
 
     def _decide(self, ledgers: list[Ledger], cost: Cost, now_s: float, alone: bool) -> Decision | None:
         """:return: ``None``: the store must be asked first."""
-        gateways = self._calls.gateways
+        gateways = self._calls.others
         chargeable = []
         shadows = []
         refusal: tuple[float, str] | None = None

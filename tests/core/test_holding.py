@@ -6,14 +6,16 @@ from math import exp
 
 import pytest
 
-from llmgw.core.holding import CHECK_S, IDLE_S, MEMORY_S, MIXED_IN, PAUSE_S, Ask, Holding
+from llmgw.core.holding import CHECK_S, IDLE_S, LOW, MEMORY_S, MIXED_IN, PAUSE_S, Ask, Holding
 
 RATE, BURST = 10.0, 100.0
 
 
 def holding(held: float = 0.0, level: float = BURST, at_s: float = 0.0) -> Holding:
     """One that was asked for and has heard from the store at ``at_s``."""
-    one = Holding(RATE, BURST, at_s)
+    one = Holding(RATE, BURST, at_s - 10.0)
+    one.ask(at_s - 10.0, 0, None, waiting=1.0)
+    one.answered(at_s - 10.0, 0.0, level, 0.0, "e")
     one.last_use_s = at_s
     one.ask(at_s, 0, "e", waiting=held or 1.0)
     one.answered(at_s, held, level, 0.0, "e")
@@ -74,7 +76,7 @@ def test_what_is_held_is_told_to_nobody_while_it_is_enough() -> None:
     one = holding(held=8.0)
     one.used = 4.0
     assert one.ask(0.1, 1, "e") is None
-    assert one.low == pytest.approx(2.0)
+    assert one.low == pytest.approx(6 * LOW)
     one.held = 1.0
     one.used = 4.0
     ask = one.ask(0.2, 1, "e")
@@ -217,6 +219,19 @@ def test_alone_it_spends_what_it_holds_and_then_its_part_of_the_rate() -> None:
     assert one.alone_s(1.0, 99.0, 2) > 0
     one.give_back(1.0)
     assert one.alone_s(1.0, 99.0, 2) == 0
+
+
+def test_parts_are_even_until_they_mean_something() -> None:
+    one = Holding(RATE, BURST, 0.0)
+    for second, part in ((0.0, 0.25), (0.5, 0.25 + 0.4 * 0.75), (1.0, 0.25 + 0.8 * 0.75)):
+        one.ask(second, 4, "e", waiting=6.0)
+        one.answered(second, 6.0, 0.0, 1.2, "e")  # all that was ever taken was ours
+        one.held = 0.0
+        assert one.alone_s(1.0, second, 4) == pytest.approx(1 / (RATE * part), rel=1e-3)
+    # A store that has lost its memory counts anew, and so do we.
+    one.ask(1.5, 4, "other", waiting=6.0)
+    one.answered(1.5, 0.0, 0.0, 1.0, "other")
+    assert one.alone_s(1.0, 1.5, 4) == pytest.approx(1 / (RATE * 0.25), rel=1e-3)
 
 
 def test_who_asked_long_ago_has_lost_of_its_part() -> None:

@@ -85,6 +85,7 @@ class Fleet:
     def go(self, up: bool) -> None:
         """The store goes away for all of them, or comes back."""
         for store in self.stores:
+            store.gone = not up
             store.go(up)
 
     def run(self, arrivals: Sequence[Sequence[float]], until_s: float) -> None:

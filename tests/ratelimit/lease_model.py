@@ -118,6 +118,7 @@ class ModelStore:
     goes away is lost on one of the two ways.
 
     :ivar stopped: takes calls and does not answer; like SIGSTOP.
+    :ivar gone: cannot be connected to.
     """
 
     def __init__(self, model: Model, clock: Clock, rtt_s: float = 0.001, seed: int = 0) -> None:
@@ -129,6 +130,7 @@ class ModelStore:
         self.rtt_s = rtt_s
         self.op_s = 0.05
         self.stopped = False
+        self.gone = False
         self._clock = clock
         self._dice = random.Random(seed)
         self._misses = 0
@@ -156,6 +158,13 @@ class ModelStore:
                 answer.errback(StoreLost("no answer"))
                 if self._misses >= 3:
                     self.go(False)
+                    self._clock.callLater(0.5, again)
+
+        def again() -> None:
+            if self.stopped or self.gone:
+                self._clock.callLater(0.5, again)
+            else:
+                self.go(True)
 
         timer = self._clock.callLater(self.op_s, late)
 

@@ -127,6 +127,35 @@ def test_the_store_is_away(loads: Loads, seed: int) -> None:
     assert not any(limiter.degraded for limiter in fleet.limiters)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_store_is_flushed_and_then_away(seed: int) -> None:
+    def prepare(fleet: Fleet) -> None:
+        fleet.at(2.5, fleet.model.flush)
+        away(2.7, 5.0)(fleet)
+
+    fleet = run([75.0] * 4, 8.0, seed=seed, prepare=prepare)
+    assert over(fleet) <= BURST  # promised
+    assert over(fleet) <= 2 * held_in_advance(BURST, 4) + 0.1 * BURST
+
+
+def test_the_store_is_away_just_after_the_begin() -> None:
+    fleet = run([75.0] * 4, 5.0, prepare=away(0.3, 3.0))
+    assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST
+
+
+@pytest.mark.parametrize("rtt_s", [0.06, 0.09, 0.15, 0.3])
+def test_the_store_is_slow_from_the_begin(rtt_s: float) -> None:
+    """Some answers come in time and some do not; or none ever does."""
+
+    def prepare(fleet: Fleet) -> None:
+        for store in fleet.stores:
+            store.rtt_s = rtt_s
+
+    fleet = run([75.0] * 4, 6.0, prepare=prepare)
+    assert sum(limiter.late for limiter in fleet.limiters) > 0
+    assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST
+
+
 def test_the_store_is_away_and_the_limit_is_closed() -> None:
     fleet = run([75.0] * 4, 9.0, on_loss="closed", prepare=away(3.0, 6.0))
     during = [at for at in fleet.admitted if 3.0 < at < 6.0]
@@ -147,7 +176,6 @@ def test_the_store_stands_still() -> None:
         fleet.at(3.0, lambda: [setattr(store, "stopped", True) for store in fleet.stores])
         # What lay before it is done late, and nobody hears of it.
         fleet.at(6.0, lambda: [store.resume() for store in fleet.stores])
-        fleet.at(6.2, lambda: fleet.go(True))
 
     fleet = run([75.0] * 4, 9.0, prepare=prepare)
     assert over(fleet) <= held_in_advance(BURST, 4) + 0.1 * BURST
