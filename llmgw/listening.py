@@ -12,7 +12,8 @@ ends the queue for every process that holds it, and the file of a UNIX socket wo
 be removed while others serve it. Both are avoided here.
 
 :source: ``twisted.internet.tcp.Port`` and ``unix.Port`` of Twisted 26, whose private
-    fields ``_shouldShutdown`` and ``_bindPath`` are set here and nowhere else.
+    fields ``_shouldShutdown`` and ``_bindPath`` are set here and nowhere else. Reactors
+    make such ports in ``adoptStreamPort``.
 """
 
 from __future__ import annotations
@@ -23,13 +24,27 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from twisted.internet import unix
+from twisted.internet import tcp, unix
 from twisted.internet.fdesc import setNonBlocking
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from zope.interface import directlyProvides, providedBy
 
 SYSTEM_BACKLOG = 4096
 """For sockets that systemd opened; the kernel takes ``somaxconn`` where that is less."""
+
+
+class _OneByOne:
+    """A port takes as many connections at a time as it took the last time, and more."""
+
+    numberAccepts = property(lambda self: 1, lambda self, value: None)
+
+
+class _SharedPort(_OneByOne, tcp.Port):
+    pass
+
+
+class _SharedUnixPort(_OneByOne, unix.Port):
+    pass
 
 
 class Sockets:
@@ -39,12 +54,21 @@ class Sockets:
         endpoint gets those of its name in their order, or else one that is bound
         where it wants to listen. The descriptors are ours to close.
     :param accepts: take connections; else only hold the sockets for others.
+    :param shared: other processes accept from the inherited ones too: take one
+        connection at a time, so that a burst is not all for who wakes first.
     """
 
     def __init__(
-        self, reactor: Any, inherited: Iterable[tuple[str, int]] = (), *, accepts: bool = True
+        self,
+        reactor: Any,
+        inherited: Iterable[tuple[str, int]] = (),
+        *,
+        accepts: bool = True,
+        shared: bool = False,
     ) -> None:
         self.reactor = reactor
+        self._tcp_port = _SharedPort if shared else tcp.Port
+        self._unix_port = _SharedUnixPort if shared else unix.Port
         self._accepts = accepts
         self._inherited = list(inherited)
         self._ports: list[tuple[str, Any]] = []
@@ -107,12 +131,14 @@ class Sockets:
         """A port on a socket that is open already; ``descriptor`` itself stays open."""
         if family == socket.AF_UNIX:
             setNonBlocking(descriptor)
-            port = unix.Port._fromListeningDescriptor(self.reactor, descriptor, factory)
+            port = self._unix_port._fromListeningDescriptor(self.reactor, descriptor, factory)
             _forget_file(port)
             port.backlog = backlog
             port.startListening()
         else:
-            port = self.reactor.adoptStreamPort(descriptor, family, factory)
+            setNonBlocking(descriptor)
+            port = self._tcp_port._fromListeningDescriptor(self.reactor, descriptor, family, factory)
+            port.startListening()
             port.socket.listen(backlog)
         return self.keep(name, port)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NO_TRAFFIC = BackendTraffic()
 STORE_UP = "1 while the shared store answers."
+PEERS = "Other gateways and workers that share the store, by what was heard of them."
 EXPIRES = "When the first certificate of a llmtls: listener runs out, Unix time."
 FIRST_LOOK_S = 3.0
 """How long a start may wait for every backend's first look before it counts as ready."""
@@ -69,6 +70,7 @@ class Operations:
             "aliases": {name: rule.target for name, rule in gateway.aliases.items()},
             "in_flight_by_key": dict(gateway.per_key),
             "store": self._store(),
+            "peers": None if service.peers is None else service.peers.state(),
             "limits": [asdict(policy) for policy in gateway.policies],
             "discovery": service.discoveries.state(),
             "limits_used": self.limits_used(),
@@ -180,6 +182,7 @@ class Operations:
             "llmgw_filter_faults": ("Times a request filter failed.", gateway.filters.faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
             **({} if store is None else {"llmgw_store_up": (STORE_UP, float(store.up))}),
+            **({} if service.peers is None else {"llmgw_peers": (PEERS, float(service.peers.others))}),
         }
 
     def discovery_tables(self) -> Iterable[Table]:

@@ -46,6 +46,7 @@ from llmgw.listen.tls import certificate_warnings, first_expiry, reread_all
 from llmgw.listening import Sockets
 from llmgw.loads import Loads
 from llmgw.operations import Operations
+from llmgw.peers import Peers
 from llmgw.pressure import Pressure
 from llmgw.signals import take_signals
 from llmgw.wire.eager import Outbox
@@ -66,6 +67,7 @@ NEEDS_RESTART = (
     "workers",
     "rate_limiter",
     "store",
+    "peers",
     "breaker",
     "retry",
     "log",
@@ -125,6 +127,7 @@ class GatewayService(Service):
         limiter = build_limiter(config, reactor)
         # What gateways tell each other goes through here; None where nothing is shared.
         self.store = build_store(config, limiter, reactor)
+        self.peers = Peers(config.peers, self.store, self.fleet, reactor, clock) if self.store else None
         self.gateway = Gateway(
             config=config,
             fleet=self.fleet,
@@ -231,6 +234,8 @@ class GatewayService(Service):
         if self.store is not None:
             self.store.start()
         self.loads.start()
+        if self.peers is not None:
+            self.peers.start()
         self.discoveries.start()
         self.history.start()
         take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
@@ -283,6 +288,8 @@ class GatewayService(Service):
         await maybeDeferred(getattr(self.gateway.limiter, "stop", lambda: None))
         if self.gateway.tracer is not None:
             await maybeDeferred(self.gateway.tracer.close)
+        if self.peers is not None:
+            await self.peers.stop()
         if self.store is not None:
             await self.store.close()
         await _stop_all(self._admin)

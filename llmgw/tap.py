@@ -128,7 +128,14 @@ def makeService(options: Options) -> IService:
         if options.config.workers > 1:
             from llmgw.workers.service import ParentService
 
-            service = ParentService(_daemon_warned(options), options.setup, reactor, reread=options.reread)
+            name = options.parent.get("reactor") if options.parent is not None else None
+            service = ParentService(
+                _daemon_warned(options),
+                options.setup,
+                reactor,
+                reread=options.reread,
+                reactor_name=name or "",
+            )
         else:
             from llmgw.service import GatewayService
 

@@ -469,7 +469,7 @@ class Gateway:
             cwd=folder,
             env={**os.environ, **(environment or {})},
         )
-        eventually(self._is_ready, 20.0)
+        eventually(self._is_ready, 60.0)
 
     def _is_ready(self) -> bool:
         assert self.process.poll() is None, f"the gateway ended:\n{self.log}"

@@ -386,6 +386,17 @@ class TracingConfig(Struct, frozen=True):
     service_name: Word = "llmgw"
 
 
+class PeersConfig(Struct, frozen=True):
+    """What gateways tell each other through the shared store.
+
+    :param refresh_s: how often; a gateway without work half as often.
+    :param stale_s: who was not heard of for so long is not there any more.
+    """
+
+    refresh_s: Annotated[float, Rule(least=0.05, most=10)] = 0.25
+    stale_s: Annotated[float, Rule(least=0.5, most=60)] = 2.0
+
+
 class Cors(Struct, frozen=True):
     """Web pages that may call; none by default."""
 
@@ -454,6 +465,7 @@ class Config(Struct, frozen=True, kw_only=True):
     rate_limiter: PluginConfig = PluginConfig("local")
     rate_limits: tuple[Policy, ...] = ()
     store: StoreConfig = StoreConfig()
+    peers: PeersConfig = PeersConfig()
     discovery: tuple[DiscoveryConfig, ...] = ()
     backends: tuple[BackendConfig, ...] = ()
     models: tuple[ModelConfig, ...] = ()

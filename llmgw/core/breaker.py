@@ -207,6 +207,7 @@ class Breaker:
     __slots__ = (
         "_before",
         "_dice",
+        "_hinted_s",
         "_needed",
         "_openings",
         "_passed",
@@ -238,6 +239,7 @@ class Breaker:
         self._trial_s = 0.0
         self._passed = 0
         self._needed = rules.successes
+        self._hinted_s = -inf
 
     # --- questions ----------------------------------------------------------------
 
@@ -343,8 +345,13 @@ class Breaker:
         if alone:
             if refused:
                 self._open(now_s, self._rules.lone_open_s, refused=True, needed=1)
-        elif state is HALF_OPEN or (may_open and state is not OPEN and self._is_too_much()):
+        elif state is HALF_OPEN or (may_open and state is not OPEN and self._is_too_much(now_s)):
             self._open(now_s, self._next_opening_s(now_s), refused=refused, needed=self._rules.successes)
+
+    def hinted(self, until_s: float) -> None:
+        """Another gateway has opened it until then. That takes nothing out here; but
+        the first failure of our own until then is taken for more than chance."""
+        self._hinted_s = until_s
 
     def probed(self, now_s: float) -> None:
         """An active health check found the backend well."""
@@ -363,9 +370,9 @@ class Breaker:
         if self._passed >= self._needed:
             self._turn(Turn.PROVE, now_s)
 
-    def _is_too_much(self) -> bool:
+    def _is_too_much(self, now_s: float) -> bool:
         rules, tally = self._rules, self._tally
-        if self._streak >= rules.consecutive:
+        if self._streak >= rules.consecutive or now_s < self._hinted_s:
             return True
         return tally.total >= rules.ratio_min and tally.marked >= rules.ratio * tally.total
 

@@ -79,6 +79,8 @@ class Fleet:
     :ivar freed: gets the id of a backend that may have come free, or whose standing
         changed; must not raise, nor take a lease before it returns. ``None`` while
         nobody waits. What time alone brings back is not told.
+    :ivar pressed: gets members of which some had no room, and whether none had; must
+        not raise. ``None``: caps are not shared.
     :ivar panics: how many choices were made in panic.
     :ivar heard_s: the latest time anybody told.
     """
@@ -86,6 +88,7 @@ class Fleet:
     def __init__(self, rules: BreakerRules, dice: Random) -> None:
         self.observe: Callable[[Event], None] | None = None
         self.freed: Callable[[str], None] | None = None
+        self.pressed: Callable[[Sequence[Member], bool], object] | None = None
         self.panics = 0
         self.heard_s = -inf
         self._rules = rules
@@ -176,10 +179,8 @@ class Fleet:
     # --- what is served -----------------------------------------------------------
 
     def models(self, now_s: float) -> dict[str, tuple[str, ...]]:
-        """Model names to ids of the backends that are known to serve them.
-
-        Draining and dead ones are named too: the model exists, if nobody may
-        be asked for it now.
+        """Model names to ids of the backends that are known to serve them, draining and
+        dead ones too: the model exists, if nobody may be asked for it now.
 
         :param now_s: not used; the answer does not depend on time.
         """
@@ -261,8 +262,10 @@ class Fleet:
         found = [
             member.backend
             for member in takers
-            if member.window >= need and member.view.in_flight < member.cap
+            if member.window >= need and member.view.in_flight < member.room
         ]
+        if self.pressed is not None and len(found) < len(takers):
+            self.pressed(takers, not found)
         if exclude:
             found = [each for each in found if each.id not in exclude]
         if found:

@@ -86,6 +86,7 @@ class Member:
     :ivar removed: no new requests, forgotten after the last lease.
     :ivar kind: ``"llama-server"`` once a report was certain.
     :ivar window: context length, :data:`NO_LIMIT` if not known.
+    :ivar room: most requests in flight from this gateway: the cap, or its share of it.
     :ivar view: ``profile.view``.
     :ivar quiet: nothing is wrong or warming up.
     """
@@ -101,6 +102,7 @@ class Member:
         "_refused",
         "_rises",
         "_rules",
+        "_share",
         "_slots",
         "_warm_from_s",
         "backend",
@@ -117,6 +119,7 @@ class Member:
         "quiet",
         "removed",
         "role",
+        "room",
         "spec",
         "stock",
         "view",
@@ -147,6 +150,7 @@ class Member:
         self._warm_from_s = -inf
         self._models: tuple[str, ...] | None = None
         self._slots: int | None = None
+        self._share: int | None = None
         self._context: int | None = None
         self.role: str | None = None
         self.stock: Stock | None = None
@@ -171,6 +175,7 @@ class Member:
         context = self._context if spec.context_length is None else spec.context_length
         self.window = NO_LIMIT if context is None else context
         self.cap = spec.max_connections or slots or DEFAULT_CAP
+        self.share(self._share)
         self.backend = Backend(
             id=spec.id,
             weight=spec.weight,
@@ -197,6 +202,11 @@ class Member:
     def is_cold(self, model: str) -> bool:
         """It could load ``model``, and has not."""
         return self.stock is not None and model in self.stock.cold
+
+    def share(self, most: int | None) -> None:
+        """Of its cap this gateway has so much, and others the rest; ``None``: all of it."""
+        self._share = most
+        self.room = self.cap if most is None else min(most, self.cap)
 
     def breaker(self, model: str) -> Breaker:
         """The breaker for ``model``, made at first use.

@@ -33,6 +33,7 @@ RULES: Mapping[str, str] = {
     "llmgw_discovery_refused": "max",
     "llmgw_discovery_contact_age_seconds": "max",
     "llmgw_backend_source": "max",
+    "llmgw_peers": "max",
     "llmgw_backend_cap": "max",
     "llmgw_backend_slots": "max",
     "llmgw_backend_ttft_seconds": "mean",

@@ -126,7 +126,7 @@ class Offer(Generic[W]):
         member = fleet.members.get(self._backend_id)
         if member is None:
             return None
-        while member.view.in_flight < member.cap and len(self._declined) < MOST_DECLINES:
+        while member.view.in_flight < member.room and len(self._declined) < MOST_DECLINES:
             fit = self._fit(member)
             if not fit:
                 break

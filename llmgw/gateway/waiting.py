@@ -10,6 +10,10 @@ While anybody waits for a model, those who come for it stand behind them in the
 line, so that nobody is overtaken by one who comes just as a slot comes free. Only
 who does not fit, or was declined by the router, is passed by.
 
+Where gateways share the caps (:mod:`llmgw.core.shares`), a request that finds our share
+of them used up, while the others leave room, waits for the answer to our asking:
+:data:`SHARE_WAIT_S` at most, whatever the operator allows.
+
 Who waits stays while backends are down or loading, as they may be back in time;
 not when no backend of the model is left that takes requests.
 """
@@ -19,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmgw.core.retry import retry_after
+from llmgw.core.shares import may_get_room
 from llmgw.core.waiting import Lines, Offer, Waiter
 from llmgw.errors import GatewayError, Overloaded
 from llmgw.wire.later import Later
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
 
     from llmgw.gateway.gateway import Gateway
     from llmgw.values import Choice, Request
+
+
+SHARE_WAIT_S = 0.25
+"""How long a request waits for more of a shared cap, where it may not wait else."""
 
 
 class _Waiting(Waiter):
@@ -97,7 +106,9 @@ class WaitingRoom:
         if self._lines.count(request.model) > self._most(request.model):
             self.forget(waiting)
             raise self._refusal(waiting)
-        wait_s = min(gateway.config.admission.max_wait_s, until_s - now_s)
+        if gateway.fleet.pressed is not None:
+            gateway.fleet.pressed(gateway.fleet.takers(request.model), True)
+        wait_s = min(gateway.config.admission.max_wait_s or SHARE_WAIT_S, until_s - now_s)
         timer = gateway.reactor.callLater(max(0.0, wait_s), self._time_over, waiting)
         try:
             return await waiting.choice
@@ -164,7 +175,9 @@ class WaitingRoom:
     def _most(self, model: str) -> int:
         gateway = self._gateway
         admission = gateway.config.admission
-        if self._closed or admission.max_wait_s <= 0 or gateway.overload:
+        if self._closed or gateway.overload:
+            return 0
+        if admission.max_wait_s <= 0 and not may_get_room(gateway.fleet, model):
             return 0
         if admission.max_waiting is not None:
             return admission.max_waiting

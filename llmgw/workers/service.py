@@ -20,15 +20,17 @@ from twisted.logger import Logger
 from llmgw import __version__
 from llmgw.admin.site import AdminRoot, AdminSite
 from llmgw.assembly import build_listeners, check_listeners_are_guarded
-from llmgw.config import Config
+from llmgw.config import Config, StoreConfig
 from llmgw.errors import ConfigError, ConfigFault, GatewayError
 from llmgw.listening import Sockets
 from llmgw.service import NEEDS_RESTART, SIGINT_FINISH_S, GatewayService, StartError
 from llmgw.signals import take_signals
 from llmgw.workers.crew import Crew
+from llmgw.workers.embedded import EmbeddedStore, find_server
 from llmgw.workers.feeds import Feeds
 from llmgw.workers.messages import Setup
 from llmgw.workers.operations import ParentOperations
+from llmgw.workers.setup import as_worker
 
 POLL_S = 0.05
 GRACE_S = 5.0
@@ -63,7 +65,8 @@ class ParentService(Service):
         self.config = config
         self.reactor = reactor
         self._reread = reread
-        verify(config, reactor)
+        program = None if verify(config, reactor) else find_server()
+        self.store = None if program is None else EmbeddedStore(reactor, program)
         self.sockets = Sockets(reactor, accepts=False)
         self.admin_sockets = Sockets(reactor)
         self._listeners = build_listeners("listen", config.listen, Factory(), self.sockets)
@@ -119,6 +122,12 @@ class ParentService(Service):
         self._started_s = self.reactor.seconds()
         for _, listener in [*self._listeners, *self._admin]:
             listener.startService()
+        if self.store is not None:
+            try:
+                self.store.start()
+            except OSError as error:
+                raise StartError(f"llmgw: the embedded store cannot be started: {error}") from None
+            self.crew.store = self.store.url
         self.crew.start()
         self.feeds.start()
         take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
@@ -153,6 +162,8 @@ class ParentService(Service):
         self.feeds.stop()
         self.crew.kill()
         await self._until_gone(GRACE_S, patient=True)
+        if self.store is not None:
+            await self.store.stop()
         await _stop_all(self._admin)
         self.admin_sockets.remove_files()
         await maybeDeferred(super().stopService)
@@ -215,15 +226,18 @@ class ParentService(Service):
         return fixed
 
 
-def verify(config: Config, reactor: Any) -> None:
+def verify(config: Config, reactor: Any) -> bool:
     """Build a gateway of ``config`` and throw it away; it touches no network.
 
+    :return: whether it names a store; else we bring one.
     :raise ConfigError: some part of it is wrong.
     :raise PluginError: a plugin is missing or unfit.
     """
     if any(text.partition(":")[0] == "stdio" for text in (*config.listen, *config.admin)):
         raise ConfigError([ConfigFault("workers", "stdio: cannot be shared; use workers = 1")], config.source)
-    GatewayService(replace(config, workers=1), reactor)
+    ours = StoreConfig(url="unix:///nowhere")
+    gateway = GatewayService(as_worker(config, ours.url or ""), reactor)
+    return gateway.store is not None and gateway.store.config != ours
 
 
 async def _stop_all(listeners: list[tuple[str, Any]]) -> None:

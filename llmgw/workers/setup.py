@@ -7,7 +7,9 @@ editing, and needs no right to read keys that only root may read.
 
 from __future__ import annotations
 
-from llmgw.config import Config, FileSeam, config_from_options
+from msgspec.structs import replace
+
+from llmgw.config import Config, FileSeam, PluginConfig, config_from_options
 from llmgw.config.files import DISK
 from llmgw.workers.messages import File, Setup
 
@@ -66,3 +68,15 @@ def config_of(setup: Setup, files: FileSeam | None = None) -> Config:
         working_dir=setup.working_dir,
         files=_Kept(setup.files) if files is None else files,
     )
+
+
+def as_worker(config: Config, store: str) -> Config:
+    """What a worker makes of the whole gateway's configuration: the admin listener is the
+    parent's, and limits are counted for all workers together.
+
+    :param store: URL of the one that the parent runs, for a configuration that names none.
+    """
+    named = bool(config.store) or "url" in config.rate_limiter.options
+    shared = config.store if named or not store else replace(config.store, url=store)
+    limiter = PluginConfig("redis") if config.rate_limiter.plugin == "local" else config.rate_limiter
+    return replace(config, admin=(), admin_token=None, workers=1, store=shared, rate_limiter=limiter)

@@ -8,7 +8,6 @@ import socket
 import sys
 from typing import Any
 
-from msgspec.structs import replace
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger, globalLogBeginner, textFileLogObserver
@@ -37,7 +36,7 @@ from llmgw.workers.messages import (
     Status,
     read_as_worker,
 )
-from llmgw.workers.setup import config_of
+from llmgw.workers.setup import as_worker, config_of
 
 LAST_WORDS_S = 2.0
 ROUNDS_PER_S = 10
@@ -86,7 +85,7 @@ class Worker:
     def _begin(self, begin: Begin) -> None:
         self._store = begin.store
         self._setup = begin.setup
-        sockets = Sockets(self.reactor, begin.sockets)
+        sockets = Sockets(self.reactor, begin.sockets, shared=True)
         try:
             service = GatewayService(self._config(), self.reactor, reread=self._config, sockets=sockets)
             service.privilegedStartService()
@@ -196,7 +195,7 @@ class Worker:
     def _config(self) -> Config:
         """The parent's configuration as a worker has it: the admin listener is the parent's."""
         assert self._setup is not None
-        return replace(config_of(self._setup), admin=(), admin_token=None, workers=1)
+        return as_worker(config_of(self._setup), self._store)
 
 
 def run(descriptor: int) -> None:

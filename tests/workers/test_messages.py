@@ -24,7 +24,7 @@ from llmgw.workers.messages import (
     read_as_parent,
     read_as_worker,
 )
-from llmgw.workers.setup import Recorder, config_of
+from llmgw.workers.setup import Recorder, as_worker, config_of
 
 
 def setup_of(path: Path | None, **more: Any) -> Setup:
@@ -111,3 +111,18 @@ def test_a_setup_is_its_files_as_they_were(tmp_path: Path) -> None:
     assert config.backends[0].api_key.reveal() == "the-secret"  # type: ignore[union-attr]
     with pytest.raises(ConfigError):
         config_of(setup_of(path))
+
+
+def test_a_worker_counts_with_the_others_and_has_no_admin_listener() -> None:
+    setup = setup_of(None, backends=["http://127.0.0.1:1"], admin=["tcp:0:interface=127.0.0.1"], workers=4)
+    worker = as_worker(config_of(setup), "unix:///the/store")
+    assert (worker.workers, worker.admin) == (1, ())
+    assert (worker.rate_limiter.plugin, worker.store.url) == ("redis", "unix:///the/store")
+
+
+def test_a_store_of_the_operators_wins(tmp_path: Path) -> None:
+    path = tmp_path / "gw.toml"
+    path.write_text('[store]\nurl = "redis://127.0.0.1:1/0"\n')
+    assert as_worker(config_of(setup_of(path)), "unix:///ours").store.url == "redis://127.0.0.1:1/0"
+    path.write_text('[rate_limiter]\nplugin = "redis"\nurl = "redis://127.0.0.1:1/0"\n')
+    assert not as_worker(config_of(setup_of(path)), "unix:///ours").store
