@@ -99,8 +99,7 @@ class Discoveries:
         return self._owners.get(id, "")
 
     def state(self) -> list[dict[str, Any]]:
-        """Each discovery in plain values."""
-        now_s = self._reactor.seconds()
+        """Each discovery in plain values, of which none changes by time alone."""
         return [
             {
                 "name": source.name,
@@ -108,7 +107,6 @@ class Discoveries:
                 "connected": source.connected,
                 "told": source.told,
                 "from_state_file": source.remembered,
-                "contact_age_s": None if source.contact_s is None else max(0.0, now_s - source.contact_s),
                 "error": source.error,
                 "backends": len(source.hold.present),
                 "held": sorted(source.hold.held),
@@ -117,6 +115,15 @@ class Discoveries:
             }
             for source in self._sources
         ]
+
+    def contact_ages_s(self) -> dict[str, float]:
+        """Seconds since each source's last answer, by name; of those that ever answered."""
+        now_s = self._reactor.seconds()
+        return {
+            source.name: max(0.0, now_s - source.contact_s)
+            for source in self._sources
+            if source.contact_s is not None
+        }
 
     # --- inside ---
 

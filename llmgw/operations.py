@@ -73,6 +73,7 @@ class Operations:
             "peers": None if service.peers is None else service.peers.state(),
             "limits": [asdict(policy) for policy in gateway.policies],
             "discovery": service.discoveries.state(),
+            "contact_age_s": service.discoveries.contact_ages_s(),
             "limits_used": self.limits_used(),
             "key_names": self.key_names(),
             "requests": traffic.requests,
@@ -188,6 +189,7 @@ class Operations:
     def discovery_tables(self) -> Iterable[Table]:
         """Labelled figures of what finds backends, for a scrape."""
         discoveries = self._service.discoveries.state()
+        ages_s = self._service.discoveries.contact_ages_s()
         for name, text, value in (
             ("up", "1 while the discovery is in touch with its source.", lambda each: each["connected"]),
             ("backends", "Backends the source tells of.", lambda each: each["backends"]),
@@ -197,7 +199,7 @@ class Operations:
                 "Entries that are not served.",
                 lambda each: len(each["refused"]) + len(each["clashes"]),
             ),
-            ("contact_age_seconds", "Since the source's last answer.", lambda each: each["contact_age_s"]),
+            ("contact_age_seconds", "Since the source's last answer.", lambda each: ages_s.get(each["name"])),
         ):
             rows = [((("discovery", each["name"]),), value(each)) for each in discoveries]
             yield f"llmgw_discovery_{name}", text, [(labels, row) for labels, row in rows if row is not None]

@@ -15,6 +15,7 @@ import yaml
 from test_example_config import AnyFile
 
 from llmgw.admin.metrics import Metrics
+from llmgw.commands.register import register
 from llmgw.config import Config, parse_config
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.fleet import BackendSpec, Fleet
@@ -53,6 +54,24 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", *tmp_path.iterdir()], capture_output=True, text=True, check=False
     )
     assert (told.returncode, told.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_takes_the_unit_of_a_registration(tmp_path: Path) -> None:
+    text = (ETC / "systemd" / "llmgw-register@.service").read_text(encoding="utf-8")
+    unit = tmp_path / "llmgw-register@gpu-0.service"
+    unit.write_text(text.replace("/opt/llmgw/bin/llmgw", "/bin/true"))
+    server = tmp_path / "llama-server@gpu-0.service"
+    server.write_text("[Service]\nExecStart=/bin/true\n")
+    told = subprocess.run(
+        ["systemd-analyze", "verify", unit, server], capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
+    # Each option that the unit gives is one of the command's.
+    command = re.search(r"ExecStart=\S+ register (.*) \$OPTIONS", text)
+    assert command is not None
+    known = {name for each in register.params for name in each.opts}
+    assert set(re.findall(r"--[a-z-]+", command[1])) <= known
 
 
 def test_every_stop_gives_a_drain_its_time() -> None:

@@ -32,7 +32,7 @@ EVERY_S = 1.0
 COMMENT_AFTER = 15
 """Ticks of silence after which a comment goes out, so that nobody between us and the listener hangs up."""
 MOST_LISTENERS = 64
-UNTOLD = frozenset({"uptime_s", "at"})
+UNTOLD = frozenset({"uptime_s", "at", "contact_age_s"})
 """Keys of the state that always change, and are no reason for an event."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 

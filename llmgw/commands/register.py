@@ -56,7 +56,9 @@ def _labels(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> d
 @click.command()
 @click.option("--id", "id_", required=True, help="The backend's id, and the last part of its key.")
 @click.option("--url", required=True, help="Base URL by which gateways reach the server.")
-@click.option("--etcd", "endpoints", required=True, multiple=True, help="An etcd member's URL; repeatable.")
+@click.option(
+    "--etcd", "endpoints", required=True, multiple=True, help="Etcd members; repeatable, or with commas."
+)
 @click.option("--prefix", default="/llmgw/", show_default=True, help="Before the id in the key.")
 @click.option("--ttl-s", type=click.IntRange(2, 3600), default=15, show_default=True, help="Of the lease.")
 @click.option("--probe-url", help="Where the server is reached from here, if not by --url.")
@@ -127,10 +129,9 @@ class _Setting:
         backend = parse_backend(told)
         if not re.fullmatch(r"[\x21-\x7e]+", prefix):
             raise ValueError("prefix: must be visible ASCII")
-        self.key = prefix + id
         self.told = Registration(**{**told, "url": backend.url})
         options = {
-            "endpoints": list(endpoints),
+            "endpoints": [_with_scheme(each.strip()) for text in endpoints for each in text.split(",")],
             "prefix": prefix,
             "username": more["username"],
             "password_file": more["password_file"],
@@ -143,6 +144,7 @@ class _Setting:
             {name: value for name, value in options.items() if value is not None},
             check_etcd_options,
         )
+        self.key = self.etcd.prefix + id
         self.probe_url = url if more["probe_url"] is None else more["probe_url"]
         self.probe_url = parse_backend({"id": id, "url": self.probe_url}).url
         self.headers = {}
@@ -157,6 +159,11 @@ class _Setting:
         from twisted.internet import reactor
 
         plugins.build("health", self.health, self.health_options, reactor, where="health")
+
+
+def _with_scheme(endpoint: str) -> str:
+    """``10.0.0.1:2379`` as etcd's own tools take it."""
+    return endpoint if "://" in endpoint or not endpoint else f"http://{endpoint}"
 
 
 def _telling(as_json: bool, id: str) -> Any:

@@ -63,6 +63,11 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if worst.setdefault(each["name"], each)["connected"]:
             worst[each["name"]] = each
     _put(whole, "discovery", list(worst.values()))
+    ages_s: dict[str, float] = {}
+    for state in states:
+        for name, age_s in state.get("contact_age_s", {}).items():
+            ages_s[name] = max(age_s, ages_s.get(name, 0.0))
+    _put(whole, "contact_age_s", ages_s)
     views: dict[str, list[Mapping[str, Any]]] = {}
     for state in states:
         for backend in state.get("backends", ()):

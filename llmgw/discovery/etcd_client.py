@@ -17,6 +17,11 @@ from llmgw.errors import ConfigError
 from llmgw.private_files import read_private
 
 
+def _prefix(reader: Reader, where: str, text: str) -> str:
+    """With a slash at its end, so that ``/llmgw`` is not ``/llmgw-test`` too."""
+    return text if text.endswith("/") else f"{text}/"
+
+
 def _private_file(reader: Reader, where: str, path: str) -> str:
     return private_file(reader, path)
 
@@ -24,7 +29,7 @@ def _private_file(reader: Reader, where: str, path: str) -> str:
 class EtcdOptions(Struct, frozen=True):
     """Where etcd is and who we are there.
 
-    :param prefix: of every key; one ends where the next begins, so it should end in ``/``.
+    :param prefix: of every key, up to a ``/``.
     :param username: needs ``password_file``, which is read again at each log-in.
     :param timeout_s: for each call, and for a watch to begin.
     :param silence_s: a watch that says nothing for so long is opened anew.
@@ -33,7 +38,7 @@ class EtcdOptions(Struct, frozen=True):
     endpoints: Annotated[tuple[Annotated[str, Rule(convert=base_url)], ...], Rule(filled=True)] = (
         "http://127.0.0.1:2379",
     )
-    prefix: Annotated[str, Rule(filled=True)] = "/llmgw/"
+    prefix: Annotated[str, Rule(filled=True, convert=_prefix)] = "/llmgw/"
     username: Annotated[str | None, Rule(filled=True)] = None
     password_file: Annotated[str | None, Rule(filled=True, convert=_private_file)] = None
     ca_file: Annotated[str | None, Rule(filled=True, convert=existing_file)] = None

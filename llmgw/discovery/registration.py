@@ -41,10 +41,14 @@ class Registration(Struct, forbid_unknown_fields=True, omit_defaults=True, froze
     raw: bool | None = None
     tls: dict[str, Any] | None = None
     timeouts: dict[str, Any] | None = None
+    loader: dict[str, Any] | None = None
+    max_models: int | None = None
+    model_memory_bytes: int | None = None
 
 
 _decode = msgspec.json.Decoder(Registration).decode
-_PLAIN = ("url", "id", "models", "weight", "labels", "kind", "health", "raw", "tls", "timeouts")
+_RENAMED = {"context_length", "context", "max_connections", "caps", "slots"}
+_PLAIN = tuple(name for name in Registration.__struct_fields__ if name not in _RENAMED)
 
 
 def read_registration(key: str, raw: bytes) -> dict[str, Any]:

@@ -99,7 +99,8 @@ def test_a_server_is_registered_with_what_it_tells_and_taken_away_at_the_end(
     )
     try:
         it = register(
-            *("--id", "gpu-0", "--url", server.url + "/v1/", "--etcd", etcd.url),
+            *("--id", "gpu-0", "--url", server.url + "/v1/", "--prefix", "/llmgw"),
+            *("--etcd", f"127.0.0.1:{etcd.port},{etcd.url}"),
             *("--weight", "2", "--label", "zone=x", "--label", "rack=1"),
         )
         told = it.until("registered")
@@ -245,7 +246,8 @@ def test_it_logs_in_and_logs_in_again(
     [
         (["--id", "a b"], "id"),
         (["--url", "ftp://x"], "url"),
-        (["--etcd", "x"], "endpoints"),
+        (["--etcd", "ftp://x"], "endpoints"),
+        (["--etcd", "127.0.0.1:1,"], "endpoints[2]"),
         (["--label", "x"], "NAME=VALUE"),
         (["--weight", "0"], "weight"),
         (["--max-connections", "0"], "max_connections"),

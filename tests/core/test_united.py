@@ -108,3 +108,8 @@ def test_loads_under_way_are_those_of_all_workers() -> None:
     whole = united(states)
     assert whole["loading"] == {"backends": shelf, "under_way": {"m": runs, "n": waits}}
     assert whole["holding"] == {"m": 3, "n": 1}
+
+
+def test_the_longest_silence_is_told() -> None:
+    states: list[dict[str, Any]] = [{"contact_age_s": {"a": 1.0, "b": 5.0}}, {"contact_age_s": {"a": 2.0}}]
+    assert united(states)["contact_age_s"] == {"a": 2.0, "b": 5.0}

@@ -86,6 +86,7 @@ def test_backends_come_and_go_and_a_stream_on_one_that_goes_runs_on(
         (tmp_path / "found.toml").unlink()
         eventually(lambda: gateway.state["discovery"][0]["error"])
         assert ids(gateway) == {"b", "c"}
+        assert set(gateway.state["contact_age_s"]) == {"static"}
         text = gateway.admin("/metrics")[1].decode()
         assert 'llmgw_discovery_up{discovery="static"} 0' in text
         assert 'llmgw_discovery_backends{discovery="static"} 2' in text

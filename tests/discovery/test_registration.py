@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.config import parse_backend
+from llmgw.config import BackendConfig, parse_backend
+from llmgw.config.reader import keys_of
 from llmgw.discovery.registration import Registration, read_registration, write_registration
+from llmgw.errors import ConfigError
 
 URL = "http://10.0.0.1:8080"
 
@@ -95,3 +97,16 @@ def test_what_is_written_is_read() -> None:
         "max_connections": 4,
         "labels": {"b": "1", "a": "2"},
     }
+
+
+def test_the_schema_has_every_key_of_a_backend_that_names_no_file() -> None:
+    words = {"caps", "context", "slots"}
+    assert {*Registration.__struct_fields__} - words == {*keys_of(BackendConfig)} - {"api_key_file"}
+
+
+def test_a_document_may_not_start_programs() -> None:
+    raw = b'{"url": "http://10.0.0.1", "loader": {"plugin": "command", "command": ["sh"]}}'
+    table = read_registration("x", raw)
+    del table["key"]
+    with pytest.raises(ConfigError, match="loader"):
+        parse_backend(table)
