@@ -146,6 +146,8 @@ class ClientConnection(Protocol):
     # --- called by the request reader ---
 
     def head_received(self, head: RequestHead) -> None:
+        if not self._served:
+            self.site.proven(self)
         self._fresh = self.current = Incoming(self, head, self.site.clock())
         self.deadline_s = NEVER
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 SHEDDING_KEEPALIVE_S = 5.0
 BURST_WINDOW_S = 1.0
+UNPROVEN_SHARE = 4
+"""A quarter of the connections may wait for their first request; then the oldest of these goes."""
+LEAST_UNPROVEN = 64
 
 
 class Site:
@@ -61,6 +64,8 @@ class Site:
         self.accepting = True
         self.held_bytes = 0
         self.refusals: dict[str, int] = {}
+        # Connections that have not made a request yet, the oldest first.
+        self._unproven: dict[ClientConnection, None] = {}
         self._per_peer: dict[str, int] = {}
         self._recent: dict[str, int] = {}
         self._recent_since_s = 0.0
@@ -155,10 +160,23 @@ class Site:
         self.connections.add(connection)
         self.sweep.add(connection)
         self._count_in(connection)
+        self._unproven[connection] = None
+        if len(self._unproven) > max(LEAST_UNPROVEN, self.limits.connections // UNPROVEN_SHARE):
+            # Whoever opens connections and says nothing takes no place from those who ask.
+            oldest = next(iter(self._unproven))
+            self.count_refusal("awaiting_first_request")
+            # Its transport tells us of its end a turn later, when more may have come.
+            self.closed(oldest)
+            oldest.cut()
+
+    def proven(self, connection: ClientConnection) -> None:
+        """Its first request is here."""
+        self._unproven.pop(connection, None)
 
     def closed(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self.connections.discard(connection)
+        self._unproven.pop(connection, None)
         self.sweep.discard(connection)
         self._count_out(connection)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -273,6 +274,35 @@ def test_s_tls_2_handshakes_that_never_finish_are_closed(gateway: Gateway, autho
     assert before <= 60
     eventually(lambda: gateway.state["refusals"].get("tls_handshake_timeout", 0) >= 60)
     eventually(lambda: gateway.state["connections"] == 0)
+
+
+def test_s_tls_2_they_do_not_use_up_the_connection_cap(
+    tmp_path: Path, authority: Authority, backend: Scripted
+) -> None:
+    authority.issue("gw.example").write(tmp_path, "server")
+    port = free_port()
+    listen = f"llmtls:tcp:{port}:interface=127.0.0.1:privateKey=server.key:certKey=server.crt"
+    config = f'listen = ["{listen}"]\n[limits]\nconnections = 90\n'
+    running = Gateway(tmp_path, config + backend_table(backend, "b", 'models = ["m"]'))
+    half = client_hello()[:100]
+    try:
+        with Tls(port, authority) as steady:
+            assert steady.ask().status == 200
+            stuck = [socket.create_connection(("127.0.0.1", port), WAIT_S) for _ in range(200)]
+            for each in stuck:
+                with contextlib.suppress(OSError):
+                    each.sendall(half)
+            with Tls(port, authority) as late:
+                assert late.ask().status == 200
+            assert steady.ask().status == 200
+        refusals = running.state["refusals"]
+        assert refusals["awaiting_first_request"] >= 200 - 64
+        assert "connections" not in refusals
+        for each in stuck:
+            each.close()
+    finally:
+        running.stop()
+    assert "Traceback" not in running.log
 
 
 def client_hello() -> bytes:
