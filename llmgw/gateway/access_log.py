@@ -138,7 +138,8 @@ class AccessLog:
     """Appends to a file, or to standard output for ``-``.
 
     A line waits for at most :data:`FLUSH_S` or :data:`FLUSH_LINES` others. When
-    the disk takes no more, lines are dropped and counted; requests go on.
+    the disk takes no more, lines are dropped and counted; requests go on. A file
+    that was moved away or deleted is noticed at the next tick, and its path opened anew.
 
     :ivar dropped: lines lost to write errors.
     """
@@ -153,7 +154,9 @@ class AccessLog:
         self._file: BinaryIO | None = None
         self._failing = False
         self._torn = False
-        self._loop = LoopingCall(self.flush)
+        self._place: tuple[int, int] | None = None
+        self._stuck = False
+        self._loop = LoopingCall(self._tick)
         self._loop.clock = reactor
 
     def start(self) -> None:
@@ -185,9 +188,18 @@ class AccessLog:
         try:
             self._open()
         except OSError as error:
-            self.log.error("access log {path}: not reopened: {error}", path=self.path, error=str(error))
+            if not self._stuck:
+                self._stuck = True
+                self.log.error("access log {path}: not reopened: {error}", path=self.path, error=str(error))
         else:
+            self._stuck = False
             old.close()
+
+    def _tick(self) -> None:
+        """Each second: write what waits, and look whether the file is still where it was."""
+        if self._place is not None and self._place != _place_of(self.path):
+            self.reopen()
+        self.flush()
 
     def write(self, line: AccessLine | tuple[Any, ...]) -> None:
         """Add one line, or what :meth:`AccessLine.of` makes one of; it is encoded with its batch."""
@@ -249,3 +261,14 @@ class AccessLog:
         else:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
             self._file = os.fdopen(descriptor, "ab", buffering=0)
+            found = os.fstat(descriptor)
+            self._place = (found.st_dev, found.st_ino)
+
+
+def _place_of(path: str) -> tuple[int, int] | None:
+    """Which file is there: device and number; ``None``: none that can be seen."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
