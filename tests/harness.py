@@ -486,7 +486,8 @@ class Gateway:
     def access(self) -> list[dict[str, Any]]:
         """The access log's lines so far, when the config says ``access = "access.log"``."""
         path = self.folder / "access.log"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # the last may be half written
+        return [json.loads(line) for line in whole.splitlines()]
 
     def admin(self, path: str, method: str = "GET") -> tuple[int, bytes]:
         with socket.create_connection(("127.0.0.1", self.admin_port), WAIT_S) as sock:

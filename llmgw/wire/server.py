@@ -370,6 +370,15 @@ class ClientConnection(Protocol):
             task.cancel()
 
 
+class TurnedAway(Protocol):
+    """Closes at once. A factory may also make ``None`` for that, but Twisted's own TLS then
+    holds a connection with nothing behind it, for ever."""
+
+    def connectionMade(self) -> None:
+        transport = cast("ITCPTransport", self.transport)
+        transport.abortConnection()
+
+
 @implementer(IProtocolNegotiationFactory)
 class ClientFactory(Factory):
     """Makes connections for one listener, within the site's caps."""
@@ -395,11 +404,11 @@ class ClientFactory(Factory):
         """A connection has ended for a fault of TLS."""
         self.site.count_refusal("tls")
 
-    def buildProtocol(self, addr: IAddress | None) -> ClientConnection | None:
-        """``None`` closes the connection before TLS has begun: a cap is reached."""
+    def buildProtocol(self, addr: IAddress | None) -> ClientConnection | TurnedAway:
+        """What closes the connection before TLS has begun, when a cap is reached."""
         peer = getattr(addr, "host", None) or "unix"
         if not self.site.may_open(peer):
-            return None
+            return TurnedAway()
         connection = ClientConnection(self.site, peer)
         connection.factory = self
         return connection

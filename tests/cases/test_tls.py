@@ -324,6 +324,33 @@ def test_a_peer_that_never_says_goodbye_holds_nothing(gateway: Gateway, authorit
         eventually(lambda: gateway.state["connections"] == 0)
 
 
+@pytest.mark.parametrize("kind", ["ssl:{}", "llmtls:tcp:{}", "tcp:{}"])
+def test_connections_over_the_cap_are_closed_whatever_the_listener(
+    tmp_path: Path, authority: Authority, backend: Scripted, kind: str
+) -> None:
+    authority.issue("gw.example").write(tmp_path, "server")
+    port = free_port()
+    listen = f"{kind.format(port)}:interface=127.0.0.1"
+    if "tls" in kind or "ssl" in kind:
+        listen += ":privateKey=server.key:certKey=server.crt"
+    config = f'listen = ["{listen}"]\n[limits]\nconnections = 2\n'
+    running = Gateway(tmp_path, config + backend_table(backend, "b"))
+    try:
+        kept = [socket.create_connection(("127.0.0.1", port), WAIT_S) for _ in range(2)]
+        eventually(lambda: running.state["connections"] == 2)
+        for _ in range(3):
+            late = socket.create_connection(("127.0.0.1", port), WAIT_S)
+            with late, contextlib.suppress(ConnectionResetError):
+                assert late.recv(1) == b""
+        assert running.state["refusals"]["connections"] == 3
+        assert running.state["connections"] == 2
+        for each in kept:
+            each.close()
+    finally:
+        running.stop()
+    assert "Traceback" not in running.log
+
+
 # --- S-TLS-3: renegotiation -----------------------------------------------------------
 
 
