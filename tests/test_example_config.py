@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from llmgw.config import (
     Admission,
+    Answers,
     BackendConfig,
     BackendTimeouts,
     BackendTls,
@@ -63,6 +64,7 @@ TABLES: list[tuple[type[Struct], tuple[str, ...]]] = [
     (DrainConfig, ("drain",)),
     (LogConfig, ("log",)),
     (TracingConfig, ("tracing",)),
+    (Answers, ("answers",)),
     (Cors, ("cors",)),
 ]
 

@@ -25,6 +25,7 @@ from llmgw.config.load import (
 from llmgw.config.places import is_local_url, is_loopback_endpoint, port_of
 from llmgw.config.schema import (
     Admission,
+    Answers,
     BackendConfig,
     BackendTimeouts,
     BackendTls,
@@ -52,6 +53,7 @@ from llmgw.values import Secret
 
 __all__ = [
     "Admission",
+    "Answers",
     "BackendConfig",
     "BackendTimeouts",
     "BackendTls",

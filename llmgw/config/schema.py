@@ -397,6 +397,16 @@ class PeersConfig(Struct, frozen=True):
     stale_s: Annotated[float, Rule(least=0.5, most=60)] = 2.0
 
 
+class Answers(Struct, frozen=True):
+    """What every answer tells of its way, beside what a key asks for.
+
+    :param backend: ``x-llmgw-backend``; ``decision``: ``x-llmgw-decision``.
+    """
+
+    show_backend: bool = False
+    show_decision: bool = False
+
+
 class Cors(Struct, frozen=True):
     """Web pages that may call; none by default."""
 
@@ -480,6 +490,7 @@ class Config(Struct, frozen=True, kw_only=True):
     drain: DrainConfig = DrainConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
+    answers: Answers = Answers()
     cors: Cors = Cors()
     source: str = ""
     base_dir: str = ""

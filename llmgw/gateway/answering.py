@@ -134,9 +134,10 @@ class Answering:
         if self.gateway.origins:
             lines += header_lines(self._cors(self.gateway.origins))
         if caller is not None and account.backend is not None:
-            if caller.show_backend:
+            shows = self.gateway.shows
+            if caller.show_backend or shows.show_backend:
                 lines += b"x-llmgw-backend: %b\r\n" % account.backend.encode("ascii", "replace")
-            if caller.show_decision:
+            if caller.show_decision or shows.show_decision:
                 why = f"{account.backend}; {account.why or ''}"
                 lines += b"x-llmgw-decision: %b\r\n" % _unprintable.sub(b"?", why.encode("ascii", "replace"))
         return lines

@@ -173,6 +173,7 @@ class Gateway:
         rules = {model.name: Caps.tightest([model.caps]) for model in config.models}
         self.caps = {name: caps for name, caps in rules.items() if caps is not None}
         self.origins = frozenset(config.cors.origins)
+        self.shows = config.answers
 
     # --- called by the site ---
 
