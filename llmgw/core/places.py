@@ -53,6 +53,11 @@ class Places:
         self.full_until_s = -inf
         self.renewed_s = -inf
 
+    def resize(self, limit: int) -> None:
+        """Go on with another limit; what is beyond it is no more ours to use."""
+        self.limit = limit
+        self.held = min(self.held, limit)
+
     def alone(self, gateways: int) -> int:
         """How many may run while the store is away: what we have, or else our even part."""
         return max(1, self.held, self.limit // max(1, gateways))

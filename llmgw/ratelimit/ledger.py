@@ -71,7 +71,7 @@ class Ledger:
         elif self.places is None:
             self.places = Places(policy.concurrent)
         else:
-            self.places.limit = policy.concurrent
+            self.places.resize(policy.concurrent)
 
     def obstacle(self, cost: Cost, now_s: float, alone: bool, gateways: int) -> tuple[float, str] | None:
         """Why ``cost`` cannot pass now: seconds to wait and what ran out, or :data:`ASK`.

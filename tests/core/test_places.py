@@ -66,6 +66,13 @@ def test_it_is_told_again_before_it_is_forgotten() -> None:
     assert some.ask(RENEW_S + 0.1, 1, "other") == PlacesAsk(20, 2, 2)
 
 
+def test_another_limit_after_a_reload() -> None:
+    some = places(limit=20, running=3, held=5)
+    some.resize(2)
+    assert some.held == 2
+    assert some.ask(0.1, 1, "e") == PlacesAsk(2, 3, 3)
+
+
 def test_alone() -> None:
     assert places(limit=20, held=3).alone(4) == 5
     assert places(limit=20, held=7).alone(4) == 7

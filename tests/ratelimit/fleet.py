@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from llmgw.ratelimit.redis import RedisRateLimiter
 from llmgw.values import Cost, Decision, Policy, Usage
 
-STEP_S = 0.001
+STEP_S = 0.002
 
 
 def excess(times: Sequence[float], rate_per_s: float, amounts: Sequence[float] | None = None) -> float:
@@ -100,7 +100,7 @@ class Fleet:
                 if kind == 0:
                     self.events[which][1]()
                 elif which not in self.stopped:
-                    self._request(which)
+                    self.request(which)
 
     def run_keys(self, rates: Sequence[float], until_s: float) -> list[list[float]]:
         """A key for each rate, its requests spread over the gateways by chance.
@@ -123,16 +123,17 @@ class Fleet:
                 limiter = self.dice.choice(self.limiters)
                 answer = limiter.admit(f"key-{key}", [self.policy], Cost(1, 0))
                 if isinstance(answer, Deferred):
-                    answer.addCallback(decided, key, limiter).addErrback(_left)
+                    answer.addCallback(decided, key, limiter).addErrback(left)
                 else:
                     decided(answer, key, limiter)
         return admitted
 
-    def _request(self, number: int) -> None:
+    def request(self, number: int) -> None:
+        """One arrives at that gateway."""
         self.offered += 1
         answer = self.limiters[number].admit("key", [self.policy], Cost(1, 0))
         if isinstance(answer, Deferred):
-            answer.addCallback(self._decided, number).addErrback(_left)
+            answer.addCallback(self._decided, number).addErrback(left)
         else:
             self._decided(answer, number)
 
@@ -151,7 +152,8 @@ class Fleet:
                 limiter.stop()
 
 
-def _left(failure: Failure) -> None:
+def left(failure: Failure) -> None:
+    """Whose answer failed for this reason only."""
     failure.trap(CancelledError)  # it still waited at the end
 
 

@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 
 from llmgw.config import StoreConfig
-from llmgw.store.errors import StoreDown, StoreLost
+from llmgw.store.errors import StoreDown, StoreLost, StoreRefused
 from llmgw.store.store import Script
 
 LIVELY_S = 5.0
@@ -119,6 +119,7 @@ class ModelStore:
 
     :ivar stopped: takes calls and does not answer; like SIGSTOP.
     :ivar gone: cannot be connected to.
+    :ivar refuses: the error it answers with.
     """
 
     def __init__(self, model: Model, clock: Clock, rtt_s: float = 0.001, seed: int = 0) -> None:
@@ -131,6 +132,7 @@ class ModelStore:
         self.op_s = 0.05
         self.stopped = False
         self.gone = False
+        self.refuses = ""
         self._clock = clock
         self._dice = random.Random(seed)
         self._misses = 0
@@ -172,8 +174,16 @@ class ModelStore:
             if self.stopped:
                 self._held_back.append(there)
                 return
+            if self.refuses:
+                self._clock.callLater(0.0, refuse)
+                return
             reply = self.model.call(keys, arguments[0])
             self._clock.callLater(self._dice.random() * self.rtt_s / 2, back, reply)
+
+        def refuse() -> None:
+            if timer.active():
+                timer.cancel()
+                answer.errback(StoreRefused(self.refuses))
 
         def back(reply: bytes) -> None:
             if timer.active() and self.up:

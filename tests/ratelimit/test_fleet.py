@@ -10,9 +10,10 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from fleet import Fleet, excess, poisson
+from fleet import Fleet, excess, left, poisson
+from twisted.internet.defer import Deferred
 
-from llmgw.values import Policy
+from llmgw.values import Cost, Decision, Policy, Usage
 
 RATE, BURST = 100.0, 100.0
 Loads = Sequence[float | Callable[[random.Random], list[float]]]
@@ -61,7 +62,7 @@ def burst_at(second: float, before: float, then: float) -> Callable[[random.Rand
 
 
 @pytest.mark.parametrize("gateways", [2, 4, 16])
-@pytest.mark.parametrize(("load", "seconds"), [(80.0, 6.0), (300.0, 6.0), (1000.0, 3.0)])
+@pytest.mark.parametrize(("load", "seconds"), [(80.0, 4.0), (300.0, 4.0), (1000.0, 2.5)])
 def test_without_a_fault(gateways: int, load: float, seconds: float) -> None:
     fleet = run([load / gateways] * gateways, seconds)
     assert over(fleet) <= held_in_advance(BURST, gateways)
@@ -182,7 +183,7 @@ def test_the_store_stands_still() -> None:
     assert utilisation(fleet, 9.0) >= 0.85
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_store_is_flushed_again_and_again(seed: int) -> None:
     def prepare(fleet: Fleet) -> None:
         for second in (2.0, 3.5, 5.0):
@@ -193,7 +194,7 @@ def test_the_store_is_flushed_again_and_again(seed: int) -> None:
     assert over(fleet) <= 2 * held_in_advance(BURST, 4)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_failover_loses_the_last_moments(seed: int) -> None:
     lag_s = 0.05
 
@@ -245,3 +246,102 @@ def test_sixteen_keys_have_sixteen_limits() -> None:
     for times in admitted:
         assert excess(times, 10.0) <= 10.0 + held_in_advance(10.0, 2)
         assert len(times) >= 0.95 * (10.0 + 10.0 * 8.0)
+
+
+# --- tokens, and requests under way ---------------------------------------------------
+
+
+class Streams:
+    """Requests that take a while: they reserve, run, and tell what they used."""
+
+    def __init__(self, count: int, policy: Policy, seed: int, reserve: tuple[int, int], use: tuple[int, int]):
+        self.fleet = Fleet(count, policy, seed=seed)
+        self.dice = random.Random(seed)
+        self.reserve, self.use = reserve, use
+        self.running = self.most = 0
+        self.charged: list[tuple[float, int]] = []
+        self.done = 0
+        fleet = self.fleet
+        fleet.request = self._request  # type: ignore[method-assign]
+
+    def run(self, rate_per_s: float, seconds: float) -> None:
+        count = len(self.fleet.limiters)
+        self.fleet.run([poisson(rate_per_s / count, seconds, self.dice) for _ in range(count)], seconds + 4.0)
+
+    def _request(self, number: int) -> None:
+        limiter = self.fleet.limiters[number]
+        reserve = self.dice.randint(*self.reserve)
+
+        def begin(decision: Decision) -> None:
+            if not decision.allowed:
+                return
+            self.running += 1
+            self.most = max(self.most, self.running)
+            self.fleet.at_soon(self.dice.uniform(0.1, 0.6), lambda: end(decision))
+
+        def end(decision: Decision) -> None:
+            self.running -= 1
+            self.done += 1
+            if number in self.fleet.stopped:
+                return
+            used = self.dice.randint(*self.use)
+            self.charged.append((self.fleet.now_s, used))
+            limiter.settle(decision.reservation, Usage(0, 0, used))
+
+        answer = limiter.admit("key", [self.fleet.policy], Cost(1, reserve))
+        if isinstance(answer, Deferred):
+            answer.addCallback(begin).addErrback(left)
+        else:
+            begin(answer)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "use"),
+    [((100, 100), (100, 100)), ((500, 1500), (20, 200)), ((50, 100), (100, 300))],
+    ids=["exact", "reserved too much", "reserved too little"],
+)
+def test_tokens_are_counted_by_what_was_used(reserve: tuple[int, int], use: tuple[int, int]) -> None:
+    rate, burst = 2000.0, 20_000.0
+    streams = Streams(3, Policy("t", tokens_per_minute=rate * 60, burst_s=10.0), 1, reserve, use)
+    streams.run(80.0, 10.0)
+    times = [at for at, _ in streams.charged]
+    spent = [float(used) for _, used in streams.charged]
+    most = excess(times, rate, spent)
+    # Beyond the burst: what is held in advance, and what those under way exceed their reserve by.
+    beyond = max(0, use[1] - reserve[0]) * streams.most
+    assert most <= burst + held_in_advance(burst, 3) + beyond + use[1]
+    offered = 80.0 * 10.0 * sum(use) / 2
+    assert sum(spent) >= 0.8 * min(offered, burst + rate * 10.0)
+    # Everything is settled, and what was held is back.
+    assert all(ledger.tokens.held == 0 for one in streams.fleet.limiters for ledger in one._ledgers.values())
+    streams.fleet.end()
+
+
+@pytest.mark.parametrize(("limit", "gateways"), [(4, 3), (40, 3), (100, 8)])
+def test_requests_under_way_are_never_more_than_the_limit(limit: int, gateways: int) -> None:
+    streams = Streams(gateways, Policy("c", concurrent=limit), 1, (0, 0), (0, 0))
+    streams.run(limit / 0.35 * 2, 6.0)
+    assert streams.most <= limit
+    # A request takes 0.35 s on the average: twice as many come as have room.
+    assert streams.done >= 0.8 * limit / 0.35 * 6.0
+    assert streams.running == 0
+    assert not any(streams.fleet.model.places.values())
+    streams.fleet.end()
+
+
+def test_places_of_a_dead_gateway_come_back() -> None:
+    streams = Streams(2, Policy("c", concurrent=10), 1, (0, 0), (0, 0))
+    streams.fleet.at(2.0, lambda: streams.fleet.kill(0))
+    streams.run(60.0, 12.0)
+    assert streams.most <= 10
+    others = [held for held, _ in next(iter(streams.fleet.model.places.values()), {}).values()]
+    assert sum(others) <= 10
+    streams.fleet.end()
+
+
+def test_places_are_told_again_to_a_store_that_forgot() -> None:
+    streams = Streams(3, Policy("c", concurrent=30), 1, (0, 0), (0, 0))
+    streams.fleet.at(2.0, streams.fleet.model.flush)
+    streams.run(200.0, 4.0)
+    assert streams.most <= 30 + 10  # who asks before the others have told may get what is theirs
+    streams.fleet.end()

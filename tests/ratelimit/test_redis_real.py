@@ -219,6 +219,13 @@ def test_a_closed_limit_and_one_that_only_counts(
     eventually(lambda: gateway.state["store"]["up"])
     assert [gateway.ask(post()).status for _ in range(3)] == [200] * 3
     assert metric(gateway, "llmgw_limiter_shadow_refused") == 2
+    # A server that is full is as good as none, until it is not.
+    redis_server.ask("CONFIG", "SET", "maxmemory", "1")
+    eventually(lambda: gateway.ask(post()).status == 429 and metric(gateway, "llmgw_limiter_degraded") == 1)
+    assert "OOM" in gateway.log
+    redis_server.ask("CONFIG", "SET", "maxmemory", "0")
+    eventually(lambda: metric(gateway, "llmgw_limiter_degraded") == 0)
+    assert gateway.ask(post()).status == 200
     redis_server.kill()
     eventually(lambda: not gateway.state["store"]["up"])
     eventually(lambda: gateway.ask(post()).status == 429)
