@@ -23,7 +23,14 @@ from typing import Final
 
 import msgspec
 
-from llmgw.core.json_rules import BodyLimits, check_shape, few_openers, find_members, read_members
+from llmgw.core.json_rules import (
+    BodyLimits,
+    Shape,
+    check_shape,
+    few_openers,
+    find_members,
+    read_members,
+)
 from llmgw.errors import InvalidRequest
 
 __all__ = [
@@ -97,24 +104,31 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def read_json(
-    body: bytes, limits: BodyLimits = _DEFAULTS, *, exempt: bool = False, require_model: bool = True
+    body: bytes,
+    limits: BodyLimits = _DEFAULTS,
+    *,
+    exempt: bool = False,
+    require_model: bool = True,
+    shape: Shape | None = None,
 ) -> Ask:
     """Read what the gateway needs; the body itself stays as it is.
 
     :param exempt: for routes whose bodies are long flat lists (embeddings,
         token arrays): commas are not counted, brackets are.
     :param require_model: whether a missing ``model`` is an error.
+    :param shape: what :func:`~llmgw.core.json_rules.shape_steps` said, if it was asked already.
     :raise InvalidRequest: for anything that is no well-formed body, whatever the bytes are.
     """
     if not body:
         raise InvalidRequest("the body is empty; it must be a JSON object with 'model'", param="model")
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body begins with a byte order mark; JSON has none")
-    opened = few_openers(body, limits)
+    opened = few_openers(body, limits) if shape is None else None
     prompt_bytes = len(body)
     few = opened is not None
     if opened is None:
-        shape = check_shape(body, limits, exempt=exempt)
+        if shape is None:
+            shape = check_shape(body, limits, exempt=exempt)
         opened = shape.opened
         prompt_bytes -= shape.opaque_bytes
     if not body.isascii():

@@ -18,6 +18,7 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
 
 from llmgw.core.body import estimate_tokens, read_json
+from llmgw.core.json_rules import Shape, shape_steps
 from llmgw.core.multipart import read_multipart
 from llmgw.core.overload import CALM_S, Level
 from llmgw.core.retry import backoff_s, retry_after, spread
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 OUTPUT_GUESS = 512
 """Output tokens reserved for a request that sets no limit of its own."""
+LARGE_BYTES = 2 << 20
+"""Reading a larger body is spread over several turns of the event loop."""
 LIMITER_WAIT_S = 0.1
 TIMEOUT_HEADER = b"x-llmgw-timeout"
 
@@ -171,10 +174,25 @@ class Exchange:
             parsed = read_multipart(body, content_type.decode("latin-1"))
         else:
             content_type = b"application/json"
+            limits = gateway.body_limits
+            shape = await self._shape(body, route) if len(body) > LARGE_BYTES else None
             parsed = read_json(
-                body, gateway.body_limits, exempt=route.exempt, require_model=route.needs_model
+                body, limits, exempt=route.exempt, require_model=route.needs_model, shape=shape
             )
+            if shape is not None:
+                await deferLater(gateway.reactor, 0)
         return Outgoing(route, body, content_type, parsed)
+
+    async def _shape(self, body: bytes, route: Route) -> Shape:
+        """Judge a large body a step at a time, so that streams go on between."""
+        steps = shape_steps(body, self.gateway.body_limits, exempt=route.exempt)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                shape: Shape = end.value
+                return shape
+            await deferLater(self.gateway.reactor, 0)
 
     def _apply_rules(self, outgoing: Outgoing, caller: Caller) -> Request:
         """Aliases, the key's scope, the model's limits."""

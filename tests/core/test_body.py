@@ -22,7 +22,14 @@ from llmgw.core.body import (
     read_json,
     splice,
 )
-from llmgw.core.json_rules import Shape, check_shape, few_openers, find_members, read_members
+from llmgw.core.json_rules import (
+    Shape,
+    check_shape,
+    few_openers,
+    find_members,
+    read_members,
+    shape_steps,
+)
 from llmgw.errors import InvalidRequest
 
 
@@ -748,6 +755,25 @@ def test_spans_and_values_agree():
     assert {key: body[start:end] for key, (_, start, end) in find_members(body).items()} == {
         key: bytes(value) for key, value in values.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("content", "in_steps"),
+    [(b"x" * 5_000_000, False), (b'\\n\\"y' * 600_000, True), (b"\\\\" * 1_000_000, False)],
+    ids=["text", "escapes", "backslashes"],
+)
+def test_a_large_body_is_judged_in_steps(content, in_steps):
+    """Where there is much to look at; strings without quotes are leapt over."""
+    body = b'{"messages":[{"a":"%b"}],"model":"m"}' % content
+    steps, count = shape_steps(body, BodyLimits()), 0
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(steps)
+            count += 1
+    shape = ended.value.value
+    assert shape == check_shape(body, BodyLimits())
+    assert read_json(body, shape=shape) == read_json(body)
+    assert (count > 0) == in_steps
 
 
 def test_shape_counts_openers_outside_strings():
