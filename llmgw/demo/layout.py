@@ -102,7 +102,7 @@ def config_text(urls: Mapping[str, str], port: int, admin_port: int) -> str:
     """
     parts = [
         "# Written by `llmgw demo` at each start; changes are lost. Paths count from this folder.",
-        f'listen = ["ssl:{port}:privateKey=key.pem:certKey=cert.pem:interface=127.0.0.1"]',
+        f'listen = ["llmtls:tcp:{port}:privateKey=key.pem:certKey=cert.pem:interface=127.0.0.1"]',
         f'admin = ["tcp:{admin_port}:interface=127.0.0.1"]',
         'auth = ["keys:keys.toml"]',
         "",

@@ -21,7 +21,7 @@ def test_the_configuration_is_accepted(tmp_path: Path) -> None:
     assert {backend.id: backend.url for backend in config.backends} == URLS
     weights = [backend.weight for backend in config.backends]
     assert weights == sorted(weights, reverse=True)
-    assert config.listen[0].startswith("ssl:8443:")
+    assert config.listen[0].startswith("llmtls:tcp:8443:")
     assert ":interface=127.0.0.1" in config.listen[0]
     assert config.admin == ("tcp:9901:interface=127.0.0.1",)
     assert config.auth == (f"keys:{tmp_path}/keys.toml",)
