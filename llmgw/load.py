@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from llmgw.core.member import Standing
 from llmgw.core.placement import Nowhere, Place, Wait
@@ -165,17 +166,29 @@ class Load:
         """Ask for it. Room is taken from here on."""
         model = self.model
         self.shelf, self.begun_s = shelf, self._clock()
-        shelf.loading.add(model)
         shelf.mark(model, "loading")
         self.log.info("backend {backend}: loading {model}", backend=shelf.id, model=model)
         loading: Deferred[None] = maybeDeferred(shelf.loader.load, model)
+        # Whoever sees it first: a look may be ahead of the loader's own.
+        arrived: Deferred[None] = Deferred(lambda _: loading.cancel())
+        shelf.loading[model] = arrived
         loading.addTimeout(self._loads.config.give_up_s, self._reactor)
 
+        def ended(outcome: Any) -> None:
+            if arrived.called:
+                return
+            if isinstance(outcome, Failure):
+                arrived.errback(outcome)
+            else:
+                arrived.callback(None)
+
         def over(outcome: Any) -> Any:
-            shelf.loading.discard(model)
+            del shelf.loading[model]
+            loading.cancel()
             return outcome
 
-        return loading.addBoth(over)
+        loading.addBoth(ended)
+        return arrived.addBoth(over)
 
     async def _seen_by_others(self, shelf: Shelf) -> None:
         """Wait until the backend itself says that it loads, before others may decide what it does."""

@@ -38,7 +38,7 @@ class Shelf:
     :ivar since_s: when each came into its state, as far as this process knows.
     :ivar leaving: loaded models that get no new requests, as they are to go.
     :ivar changing: room is being made there by us.
-    :ivar loading: what we have asked it to load, and have not heard the end of.
+    :ivar loading: what we have asked it to load: each fires when it is seen to be loaded.
     :ivar silent: why the last look failed, in words; ``""`` if it did not.
     :ivar answered: some look did not fail.
     :ivar rest_until_s: nothing is moved there before: a busy model did not run out.
@@ -64,7 +64,7 @@ class Shelf:
         self.since_s: dict[str, float] = {}
         self.leaving: set[str] = set()
         self.changing = False
-        self.loading: set[str] = set()
+        self.loading: dict[str, Deferred[None]] = {}
         self.silent = ""
         self.answered = False
         self.interval_s = 2.0
@@ -177,6 +177,9 @@ class Shelf:
             self.since_s.pop(model, None)
         self.states = dict(told)
         self.publish()
+        for model, arrived in list(self.loading.items()):
+            if told.get(model) == "loaded" and not arrived.called:
+                arrived.callback(None)
 
     # --- what we did ourselves ---
 

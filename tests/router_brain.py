@@ -241,9 +241,14 @@ class RouterServer(Scripted):
         try:
             time.sleep(self.serve_s)
             self.held.wait(30.0)
-            answer_completion(line, request)
+            if not self.answer(line, request):
+                answer_completion(line, request)
         finally:
             self.brain.leave(request.json["model"])
+
+    def answer(self, line: Line, request: Received) -> bool:
+        """Another answer than the usual one to a chat, for subclasses. :return: there was one."""
+        return False
 
     def _tell_events(self, line: Line) -> None:
         line.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")

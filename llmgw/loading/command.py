@@ -127,10 +127,11 @@ class Command:
                 await process.ended
             self._states[model] = "failed"
             raise
-        self._states[model] = "loaded"
         status, props = await self._props()
         slots = props.get("total_slots") if status == 200 and isinstance(props, Mapping) else None
         self.slots = {model: slots} if isinstance(slots, int) and slots > 0 else {}
+        if not process.gone:
+            self._states[model] = "loaded"
 
     async def _ready(self, process: _Process) -> None:
         left = max(1, round(self._settings.ready_s / LOOK_S))

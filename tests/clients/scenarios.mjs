@@ -43,6 +43,15 @@ const scenarios = {
     return { whole: whole.choices[0].message.content, text, usage };
   },
 
+  async held() {
+    const { MODEL: model, INTERIM: interim } = process.env;
+    const headers = { "x-llmgw-interim": interim };
+    const stream = await client.chat.completions.create({ model, messages, stream: true }, { headers });
+    let text = "";
+    for await (const chunk of stream) text += chunk.choices[0]?.delta.content ?? "";
+    return { text };
+  },
+
   async tools() {
     const runner = client.chat.completions.stream({ model: "tiny", messages, tools, temperature: 0, seed: 1 });
     const { choices } = await runner.finalChatCompletion();
