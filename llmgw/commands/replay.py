@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from llmgw.commands import trial
+from llmgw.simulation.logged import logged
 from llmgw.simulation.trace import Span, read_trace, workload_of
 
 
@@ -27,11 +28,13 @@ def replay(access_log: str, speed: float, requests: int | None, skip: int, **sha
 
     Take --fleet-from the gateway that wrote the log, and its servers are
     simulated at the speeds it has measured. Which prompts began alike is not in
-    the log; it is guessed from the tokens that were cached.
+    the log; it is guessed from the tokens that were cached. The first row is what
+    really happened: the router that wrote the log should come near to it.
     """
     values = trial.trial_of(shared)
     with trial.told():
         arrivals = read_trace(access_log, Span(skip, requests, 1_000_000))
+        was = logged(access_log, Span(skip, requests), values.spike_s) if speed == 1.0 else None
         made = workload_of(arrivals, access_log, values.settings.seed, values.fleet, speed=speed)
     about = {"name": access_log, "requests": made.size, "speed": speed, "skip": skip}
-    trial.run(values, made, about)
+    trial.run(values, made, about, was)

@@ -20,6 +20,7 @@ from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.simulation import plot
 from llmgw.simulation.faults import FAULTS, Fault, parse_fault
 from llmgw.simulation.fleets import BUILT_IN, fleet_of_state, parse_fleet
+from llmgw.simulation.logged import AS_LOGGED
 from llmgw.simulation.node import NodeSpec
 from llmgw.simulation.report import SPIKE_S, summary
 from llmgw.simulation.run import Result, Settings, simulate
@@ -183,10 +184,16 @@ def told() -> Iterator[None]:
         raise click.ClickException(f"{error.filename or 'error'}: {error.strerror or error}") from None
 
 
-def run(trial: Trial, workload: Workload, about: Mapping[str, Any]) -> None:
+def run(
+    trial: Trial,
+    workload: Workload,
+    about: Mapping[str, Any],
+    logged: Mapping[str, Any] | None = None,
+) -> None:
     """Run every router on ``workload``, and show the figures.
 
     :param about: what the JSON tells of the workload.
+    :param logged: what really became of it, if that is known.
     """
     results: dict[str, Result] = {}
     seconds: dict[str, float] = {}
@@ -199,13 +206,12 @@ def run(trial: Trial, workload: Workload, about: Mapping[str, Any]) -> None:
         told_rows = [
             {"router": name, **row, "simulated_in_s": round(seconds[name], 3)} for name, row in rows.items()
         ]
-        click.echo(
-            json.dumps(
-                {"workload": about, "fleet": fleet, "settings": settings, "routers": told_rows}, indent=2
-            )
-        )
+        whole = {"workload": about, "fleet": fleet, "settings": settings, "routers": told_rows}
+        if logged is not None:
+            whole["logged"] = logged
+        click.echo(json.dumps(whole, indent=2))
     else:
-        _print(trial, rows, about)
+        _print(trial, rows, about, logged)
     if trial.picture is not None:
         title = f"{about['name']}, {workload.size} requests, fleet {trial.fleet_name}"
         try:
@@ -288,7 +294,12 @@ def _run_all(trial: Trial, workload: Workload, results: dict[str, Result], secon
             progress.update(task, completed=workload.size)
 
 
-def _print(trial: Trial, rows: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any]) -> None:
+def _print(
+    trial: Trial,
+    simulated: Mapping[str, Mapping[str, Any]],
+    about: Mapping[str, Any],
+    logged: Mapping[str, Any] | None,
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -313,11 +324,12 @@ def _print(trial: Trial, rows: Mapping[str, Mapping[str, Any]], about: Mapping[s
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("share of the nodes")
-    best = min((row["ttft_s"]["mean"] for row in rows.values() if not row["errors"]), default=None)
+    best = min((row["ttft_s"]["mean"] for row in simulated.values() if not row["errors"]), default=None)
+    rows = dict(simulated) if logged is None else {AS_LOGGED: logged, **simulated}
     for name, row in rows.items():
         ttft, e2e, errors = row["ttft_s"], row["e2e_s"], sum(row["errors"].values())
         table.add_row(
-            Text(name, "bold" if ttft["mean"] == best else ""),
+            Text(name, "dim" if name == AS_LOGGED else "bold" if ttft["mean"] == best else ""),
             *(_ms(ttft[key]) for key in ("mean", "p50", "p95", "p99")),
             *(f"{e2e[key]:.2f} s" for key in ("mean", "p99")),
             f"{row['cache_hit']:.0%}",

@@ -34,8 +34,8 @@ def summary(result: Result, spike_s: float = SPIKE_S) -> dict[str, Any]:
     errors = Counter(record.outcome for record in result.records if record.outcome != "done")
     return {
         "requests": len(result.records),
-        "ttft_s": _spread(ttft),
-        "e2e_s": _spread(e2e),
+        "ttft_s": spread(ttft),
+        "e2e_s": spread(e2e),
         "waited_s": _mean([record.waited_s for record in result.records]),
         "share": {node: nodes[node] / asked if asked else 0.0 for node in result.nodes},
         "cache_hit": sum(record.cached_tokens for record in done) / prompt if prompt else 0.0,
@@ -56,7 +56,8 @@ def share_of(result: Result, node: str, begin_s: float, end_s: float) -> float:
     return asked.count(node) / len(asked) if asked else 0.0
 
 
-def _spread(ordered: Sequence[float]) -> dict[str, float]:
+def spread(ordered: Sequence[float]) -> dict[str, float]:
+    """Mean and percentiles of rising values."""
     return {
         "mean": _mean(ordered),
         "p50": percentile(ordered, 0.50),

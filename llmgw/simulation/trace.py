@@ -102,7 +102,7 @@ def azure(lines: Iterable[str], source: str) -> Iterable[Arrival]:
 
 def mooncake(lines: Iterable[str], source: str) -> Iterable[Arrival]:
     """:raise ConfigError: see :func:`read_trace`."""
-    for number, table in _objects(lines, source):
+    for number, table in objects(lines, source):
         at_ms = _figure(table, "timestamp", source, number)
         prompt = max(1, int(_figure(table, "input_length", source, number)))
         output = max(1, int(_figure(table, "output_length", source, number)))
@@ -122,7 +122,7 @@ def access_log(lines: Iterable[str], source: str) -> Iterable[Arrival]:
     """:raise ConfigError: see :func:`read_trace`."""
     owners: dict[tuple[str, str], int] = {}
     began_s: float | None = None
-    for number, table in _objects(lines, source):
+    for number, table in objects(lines, source):
         if "prompt_tokens" not in table or "output_tokens" not in table:
             continue
         at_s = _figure(table, "at", source, number)
@@ -192,7 +192,7 @@ def _cut(arrival: Arrival, longest: int) -> Arrival:
     return Arrival(arrival.at_s, longest, arrival.output_tokens, tuple(kept) or None)
 
 
-def _objects(lines: Iterable[str], source: str) -> Iterable[tuple[int, dict[str, Any]]]:
+def objects(lines: Iterable[str], source: str) -> Iterable[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -208,6 +208,43 @@ def test_replay_runs_the_requests_of_an_access_log(tmp_path):
     assert figures["routers"][0]["errors"] == {}
 
 
+def test_replay_tells_what_really_happened_beside_what_would_have(tmp_path):
+    path = tmp_path / "access.log"
+    usual = {
+        "id": "x",
+        "status": 200,
+        "outcome": "done",
+        "prompt_tokens": 20,
+        "output_tokens": 4,
+        "duration_s": 1.0,
+    }
+    lines = [
+        {"at": 100.0, "backend": "a", "ttft_s": 0.1, "attempts": 1, "cached_tokens": 10, **usual},
+        {"at": 101.0, "backend": "a", "ttft_s": 0.3, "attempts": 2, **usual},
+        {"at": 102.0, "status": 503, "outcome": "overloaded"},
+        {"at": 103.0, "backend": "b", "attempts": 1, **usual, "outcome": "cut"},
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    logged = json.loads(run("replay", path, "--router", "adaptive", "--json").stdout)["logged"]
+    assert logged["requests"] == 3
+    assert logged["ttft_s"]["mean"] == pytest.approx(0.2)
+    assert logged["share"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
+    assert (logged["errors"], logged["retries"], logged["cache_hit"]) == ({"cut": 1}, 1, 0.25)
+    assert logged["spikes"] == 1
+    table = run("replay", path, "--router", "adaptive").stdout
+    assert "(as logged)" in table
+    assert "a 67%, b 33%" in table
+    assert "logged" not in json.loads(
+        run("replay", path, "--router", "adaptive", "--speed", "2", "--json").stdout
+    )
+    assert (
+        json.loads(run("replay", path, "--skip", "1", "--requests", "1", "--json").stdout)["logged"][
+            "retries"
+        ]
+        == 1
+    )
+
+
 def test_a_log_without_answers_is_one_line(tmp_path):
     path = tmp_path / "access.log"
     path.write_text('{"at":1.0,"id":"y","status":503}\n')
