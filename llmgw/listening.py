@@ -52,7 +52,8 @@ class Sockets:
 
     :param inherited: name and descriptor of sockets that were opened for us; an
         endpoint gets those of its name in their order, or else one that is bound
-        where it wants to listen. The descriptors are ours to close.
+        where it wants to listen. The descriptors are ours to close. A list is shared
+        with whoever else takes from it.
     :param accepts: take connections; else only hold the sockets for others.
     :param shared: other processes accept from the inherited ones too: take one
         connection at a time, so that a burst is not all for who wakes first.
@@ -70,7 +71,7 @@ class Sockets:
         self._tcp_port = _SharedPort if shared else tcp.Port
         self._unix_port = _SharedUnixPort if shared else unix.Port
         self._accepts = accepts
-        self._inherited = list(inherited)
+        self._inherited = inherited if isinstance(inherited, list) else list(inherited)
         self._ports: list[tuple[str, Any]] = []
         self._activated: dict[int, Any] = {}
         self._files: list[str] = []

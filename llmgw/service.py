@@ -49,13 +49,14 @@ from llmgw.operations import Operations
 from llmgw.peers import Peers
 from llmgw.pressure import Pressure
 from llmgw.signals import take_signals
+from llmgw.systemd import Notifier
 from llmgw.wire.eager import Outbox
 from llmgw.wire.server import ClientFactory
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from llmgw.admin.events import Feed
     from llmgw.config import Config
@@ -177,11 +178,27 @@ class GatewayService(Service):
             clock=clock,
         )
         self._started_s = 0.0
+        self.notifier = Notifier(reactor, {})
+        self.upgrade: Callable[[], None] | None = None
         self.draining = False
         self.relieved = False
         self._hurried = False
         self._interrupted = False
         self._stopping: Deferred[None] | None = None
+
+    @property
+    def started(self) -> bool:
+        """See :class:`llmgw.handover.Serving`."""
+        return bool(self.running) and not self.draining
+
+    def listening(self) -> tuple[list[tuple[str, int]], Mapping[int, int]]:
+        """See :class:`llmgw.handover.Serving`."""
+        return self.sockets.descriptors(), self.sockets.activated()
+
+    def relieve(self) -> None:
+        """See :class:`llmgw.handover.Serving`."""
+        self.sockets.let_go()
+        self.retire(relieved=True)
 
     @property
     def uptime_s(self) -> float:
@@ -238,7 +255,9 @@ class GatewayService(Service):
             self.peers.start()
         self.discoveries.start()
         self.history.start()
-        take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
+        take_signals(
+            self.reactor, terminate=self._signalled, reload=self.reload_and_log, upgrade=self.upgrade
+        )
         for warning in self.warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info(
@@ -260,10 +279,11 @@ class GatewayService(Service):
     async def _stop(self) -> None:
         drain = self.config.drain
         self.draining = True
+        self.notifier.stopping(drain.lame_duck_s + drain.finish_s + drain.abort_s)
         if self.relieved:
             # Idle connections are kept for the lame duck time, so that a request
             # that is on its way to one is answered, and told that it was the last.
-            await _stop_all(self._listeners)
+            await _stop_all([*self._listeners, *self._admin])
             self.site.draining = True
         if self.running and not self._interrupted:
             await self._pause(drain.lame_duck_s)
@@ -294,6 +314,7 @@ class GatewayService(Service):
             await self.store.close()
         await _stop_all(self._admin)
         self.sockets.remove_files()
+        self.notifier.stop()
         await maybeDeferred(super().stopService)
 
     async def _until_idle(self, most_s: float) -> None:
@@ -354,7 +375,7 @@ class GatewayService(Service):
         :return: fires with the keys whose change needs a restart.
         :raise ConfigError: (or PluginError; the Deferred fails with it.) Nothing was changed.
         """
-        return maybeDeferred(self._reload)
+        return self.notifier.around(maybeDeferred(self._reload))
 
     def _reload(self) -> list[str]:
         config = self._reread() if self._reread is not None else self.config

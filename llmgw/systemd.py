@@ -12,10 +12,14 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
 
 
 class Notifier:
@@ -51,6 +55,21 @@ class Notifier:
         """:param status: what came of it, in a line."""
         self.tell("READY=1", f"STATUS={status}")
 
+    def around(self, reload: Deferred[list[str]]) -> Deferred[list[str]]:
+        """Tell of a reload that begins now, and of what comes of it."""
+        self.reloading()
+
+        def done(left: list[str]) -> list[str]:
+            self.reloaded(f"reloaded; a restart is needed for {', '.join(left)}" if left else "reloaded")
+            return left
+
+        def refused(failure: Failure) -> Failure:
+            why = " ".join(failure.getErrorMessage().split())
+            self.reloaded(f"reload refused: {why}"[:500])
+            return failure
+
+        return reload.addCallbacks(done, refused)
+
     def stopping(self, most_s: float) -> None:
         """The end begins.
 
@@ -62,6 +81,7 @@ class Notifier:
         """Another process is the service from now on. The watchdog is its to satisfy."""
         self.tell(f"MAINPID={pid}")
         self.stop()
+        self._address = ""
 
     def stop(self) -> None:
         """Say nothing more by itself."""

@@ -20,6 +20,9 @@ from llmgw.workers.setup import Recorder, config_of
 if TYPE_CHECKING:
     from twisted.application.service import IService
 
+    from llmgw.service import GatewayService
+    from llmgw.workers.service import ParentService
+
 
 class Options(usage.Options):
     """What the command line may say; it wins over the file."""
@@ -122,27 +125,43 @@ def makeService(options: Options) -> IService:
     """
     from twisted.internet import reactor
 
+    from llmgw.handover import Successor, Taken, when_started
+    from llmgw.systemd import Notifier
+
     keep_monotonic_time(reactor)
-    service: IService
+    taken = Taken(os.environ)
+    twistd: Any = options.parent if options.parent is not None else {}
+    service: GatewayService | ParentService
     try:
         if options.config.workers > 1:
             from llmgw.workers.service import ParentService
 
-            name = options.parent.get("reactor") if options.parent is not None else None
             service = ParentService(
                 _daemon_warned(options),
                 options.setup,
                 reactor,
                 reread=options.reread,
-                reactor_name=name or "",
+                reactor_name=twistd.get("reactor") or "",
+                inherited=taken.sockets,
             )
         else:
+            from llmgw.listening import Sockets
             from llmgw.service import GatewayService
 
-            service = GatewayService(_daemon_warned(options), reactor, reread=options.read)
+            sockets = Sockets(reactor, taken.sockets)
+            service = GatewayService(_daemon_warned(options), reactor, reread=options.read, sockets=sockets)
     except (ConfigError, PluginError) as error:
         raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
     prepare_process(reactor)
+    service.notifier = notifier = Notifier(reactor)
+    if options.parent is not None:
+        service.upgrade = Successor(reactor, service, notifier, twistd, options.working_dir).start
+
+    def serves() -> None:
+        notifier.ready()
+        taken.serve(twistd)
+
+    when_started(reactor, service, serves)
     return service
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -437,6 +437,7 @@ def post(
 class Gateway:
     """``twistd -n llmgw -c …`` as a child process.
 
+    :param options: more of those of ``twistd``.
     :ivar port: of its plain public listener.
     :ivar admin_port: of its admin listener.
     """
@@ -449,6 +450,7 @@ class Gateway:
         environment: dict[str, str] | None = None,
         admin_port: int | None = None,
         port: int | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.port = port or free_port()
@@ -463,7 +465,7 @@ class Gateway:
         self.log_path = folder / "twistd.log"
         self._log = self.log_path.open("wb")
         self.process = subprocess.Popen(
-            [*TWISTD, "-n", "--pidfile=", "llmgw", "-c", str(self.config_path)],
+            [*TWISTD, "-n", "--pidfile=", *options, "llmgw", "-c", str(self.config_path)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd=folder,
@@ -489,8 +491,8 @@ class Gateway:
         whole = path.read_text().rpartition("\n")[0] if path.exists() else ""  # the last may be half written
         return [json.loads(line) for line in whole.splitlines()]
 
-    def admin(self, path: str, method: str = "GET") -> tuple[int, bytes]:
-        with socket.create_connection(("127.0.0.1", self.admin_port), WAIT_S) as sock:
+    def admin(self, path: str, method: str = "GET", within_s: float = WAIT_S) -> tuple[int, bytes]:
+        with socket.create_connection(("127.0.0.1", self.admin_port), within_s) as sock:
             sock.sendall(f"{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
             data = b""
             while piece := sock.recv(1 << 20):

@@ -99,10 +99,12 @@ async def test_one_that_is_bound_where_another_wants_to_listen_is_taken(opened: 
     assert await greeted(("127.0.0.1", number)) == b"taken over"
     # And what is not wanted any more is closed.
     opened.append(listen(first, "tcp:0:interface=127.0.0.1"))
-    third = Sockets(reactor, inherited := [(name, os.dup(fd)) for name, fd in dups(first)[-1:]])
-    third.close_unclaimed()
+    unwanted = dups(first)
+    number = unwanted[-1][1]
+    Sockets(reactor, unwanted).close_unclaimed()
+    assert unwanted == []
     with pytest.raises(OSError, match="Bad file"):
-        os.fstat(inherited[0][1])
+        os.fstat(number)
 
 
 @pytest_twisted.ensureDeferred

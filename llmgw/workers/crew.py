@@ -167,14 +167,17 @@ class Crew:
         elif timer is not None:
             self._timers[place.number] = timer
 
-    def drain(self, *, interrupted: bool = False) -> None:
-        """Have all of them finish and end; nobody is started again."""
+    def drain(self, *, interrupted: bool = False, relieved: bool = False) -> None:
+        """Have all of them finish and end; nobody is started again.
+
+        :param relieved: others accept on the same sockets.
+        """
         self._stopping = True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         for child in self:
-            child.drain(interrupted=interrupted)
+            child.drain(interrupted=interrupted, relieved=relieved)
 
     def hurry(self) -> None:
         """Have those that finish skip the waiting."""

@@ -7,7 +7,7 @@ not ready → workers drain (each as a gateway does) → what is left is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from llmgw.errors import ConfigError, ConfigFault, GatewayError
 from llmgw.listening import Sockets
 from llmgw.service import NEEDS_RESTART, SIGINT_FINISH_S, GatewayService, StartError
 from llmgw.signals import take_signals
+from llmgw.systemd import Notifier
 from llmgw.workers.crew import Crew
 from llmgw.workers.embedded import EmbeddedStore, find_server
 from llmgw.workers.feeds import Feeds
@@ -46,6 +47,7 @@ class ParentService(Service):
     :param config: checked.
     :param setup: what it was read from.
     :param reread: gives both anew for a reload; raises ConfigError.
+    :param inherited: sockets that a daemon before us handed over.
     :raise ConfigError: as :class:`~llmgw.service.GatewayService`.
     :raise PluginError: likewise.
     """
@@ -61,14 +63,17 @@ class ParentService(Service):
         *,
         reread: Callable[[], tuple[Config, Setup]],
         reactor_name: str = "",
+        inherited: list[tuple[str, int]] | None = None,
     ) -> None:
         self.config = config
         self.reactor = reactor
         self._reread = reread
         program = None if verify(config, reactor) else find_server()
         self.store = None if program is None else EmbeddedStore(reactor, program)
-        self.sockets = Sockets(reactor, accepts=False)
-        self.admin_sockets = Sockets(reactor)
+        # One list: whoever is bound where is found out when they listen.
+        inherited = [] if inherited is None else inherited
+        self.sockets = Sockets(reactor, inherited, accepts=False)
+        self.admin_sockets = Sockets(reactor, inherited)
         self._listeners = build_listeners("listen", config.listen, Factory(), self.sockets)
         operations = ParentOperations(self)
         self.crew = Crew(
@@ -86,10 +91,34 @@ class ParentService(Service):
         admin = AdminSite(root)
         self._admin = build_listeners("admin", config.admin, admin, self.admin_sockets)
         self._started_s = 0.0
+        self.notifier = Notifier(reactor, {})
+        self.upgrade: Callable[[], None] | None = None
         self.draining = False
+        self._relieved = False
         self._hurried = False
         self._interrupted = False
         self._stopping: Deferred[None] | None = None
+
+    @property
+    def started(self) -> bool:
+        """See :class:`llmgw.handover.Serving`: every worker serves that can."""
+        places = self.crew.places
+        waited_for = [place for place in places if not place.restarts.given_up]
+        told = [place.current is not None and place.current.status is not None for place in waited_for]
+        return bool(self.running and told and all(told))
+
+    def listening(self) -> tuple[list[tuple[str, int]], Mapping[int, int]]:
+        """See :class:`llmgw.handover.Serving`."""
+        activated = {**self.sockets.activated(), **self.admin_sockets.activated()}
+        return [*self.sockets.descriptors(), *self.admin_sockets.descriptors()], activated
+
+    def relieve(self) -> None:
+        """See :class:`llmgw.handover.Serving`."""
+        if not self.draining:
+            self.sockets.let_go()
+            self.admin_sockets.let_go()
+            self._relieved = True
+            self._signalled(False)
 
     @property
     def uptime_s(self) -> float:
@@ -130,7 +159,9 @@ class ParentService(Service):
             self.crew.store = self.store.url
         self.crew.start()
         self.feeds.start()
-        take_signals(self.reactor, terminate=self._signalled, reload=self.reload_and_log)
+        take_signals(
+            self.reactor, terminate=self._signalled, reload=self.reload_and_log, upgrade=self.upgrade
+        )
         for warning in self.config.warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info(
@@ -151,7 +182,10 @@ class ParentService(Service):
     async def _stop(self) -> None:
         drain = self.config.drain
         self.draining = True
-        self.crew.drain(interrupted=self._interrupted)
+        self.notifier.stopping(drain.lame_duck_s + drain.finish_s + drain.abort_s + GRACE_S)
+        self.crew.drain(interrupted=self._interrupted, relieved=self._relieved)
+        if self._relieved:
+            await _stop_all([*self._listeners, *self._admin])
         lame_duck_s = 0.0 if self._interrupted else drain.lame_duck_s
         # The workers accept until then; a socket that only we hold would keep callers waiting.
         await self._until_gone(lame_duck_s)
@@ -166,6 +200,7 @@ class ParentService(Service):
             await self.store.stop()
         await _stop_all(self._admin)
         self.admin_sockets.remove_files()
+        self.notifier.stop()
         await maybeDeferred(super().stopService)
 
     async def _until_gone(self, most_s: float, *, patient: bool = False) -> None:
@@ -203,7 +238,7 @@ class ParentService(Service):
         :raise ConfigError: (or PluginError; the Deferred fails with it.) Nothing was changed.
         :raise GatewayError: a worker could not take over what others did. It says which.
         """
-        return Deferred.fromCoroutine(self._reload())
+        return self.notifier.around(Deferred.fromCoroutine(self._reload()))
 
     async def _reload(self) -> list[str]:
         config, setup = self._reread()

@@ -206,7 +206,8 @@ def run(descriptor: int) -> None:
     observer = textFileLogObserver(sys.stderr, timeFormat="")
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
     prepare_process(reactor)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGUSR2):  # the parent's to obey
+        signal.signal(number, signal.SIG_IGN)
     worker = Worker(reactor, descriptor)
     reactor.run()
     sys.exit(1 if worker.failed else 0)
