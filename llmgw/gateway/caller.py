@@ -65,7 +65,8 @@ class Callers:
                     avatar = checker.requestAvatarId(ApiKey(secret, peer))
                 except LoginFailed:
                     continue
-                if isinstance(avatar, Deferred):
+                # Deferred is an abstract class's child: asking costs more than a look at the type.
+                if type(avatar) is not bytes and isinstance(avatar, Deferred):
                     return self._later(checker, avatar, peer, now_s)
                 return _caller(checker, avatar)
         if password is not None:

@@ -108,7 +108,10 @@ class Exchange:
             answering.answer_json(200, [], b'{"status":"ok"}')
             return
         identified = gateway.callers.identify(head.headers, incoming.peer, gateway.clock())
-        answering.caller = caller = await identified if isinstance(identified, Deferred) else identified
+        # The type first: to ask whether something is a Deferred, an abstract class's child, is dear.
+        if type(identified) is not Caller and isinstance(identified, Deferred):
+            identified = await identified
+        answering.caller = caller = identified
         self.account.key = caller.id
         if route.local:
             answering.answer_json(200, [], local.answer(route, head.path, caller, gateway))
@@ -239,7 +242,7 @@ class Exchange:
         output = OUTPUT_GUESS if request.max_tokens is None else request.max_tokens
         try:
             decision = gateway.limiter.admit(caller.id, policies, Cost(1, request.prompt_tokens + output))
-            if isinstance(decision, Deferred):
+            if type(decision) is not Decision and isinstance(decision, Deferred):
                 decision = await decision.addTimeout(LIMITER_WAIT_S, gateway.reactor)
         except TimeoutError:
             gateway.limiter_degraded += 1
