@@ -1,0 +1,1 @@
+A page for the day when something is wrong.
