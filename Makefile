@@ -21,7 +21,7 @@ PYTEST_OPTIONS ?=
 # Processes that share the tests; most tests wait for other processes, so more than there are cores.
 PYTEST_WORKERS ?= 4
 # Debian packages that the tests need.
-APT := redis-server redis-sentinel etcd-server haproxy openssl chromium faketime prometheus
+APT := redis-server redis-sentinel etcd-server haproxy openssl chromium faketime slowhttptest prometheus
 
 .PHONY: help run test test-slow docs bench lint format clean system
 
