@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,26 +80,29 @@ class TlsFiles:
             pairs = Pairs(pair)
         authorities = read_certificates(self.client_ca) if self.client_ca else []
         material = Material(self, pairs, tuple(authorities))
-        material.contexts()  # OpenSSL has rules of its own
+        material.default_context()  # OpenSSL has rules of its own
         return material
 
 
-@dataclass(frozen=True)
 class Material:
-    """Files that were read and found good."""
+    """Files that were read and found good.
 
-    files: TlsFiles
-    pairs: Pairs
-    authorities: tuple[x509.Certificate, ...]
+    :raise BadPair: OpenSSL refuses a pair.
+    """
 
-    def contexts(self) -> tuple[SSL.Context, Mapping[str, SSL.Context]]:
-        """New contexts: the default one, and one by name.
+    def __init__(self, files: TlsFiles, pairs: Pairs, authorities: tuple[x509.Certificate, ...]) -> None:
+        self.files = files
+        self.pairs = pairs
+        self.authorities = authorities
+        made = {id(pair): self._context(pair) for pair in pairs.by_name.values()}
+        self._by_name = {name: made[id(pair)] for name, pair in pairs.by_name.items()}
 
-        :raise BadPair: OpenSSL refuses a pair.
+    def default_context(self) -> SSL.Context:
+        """A new context to begin handshakes with: it gives way to another when a client asks for a name.
+
+        The keys of session tickets are always this one's.
         """
-        made = {id(pair): self._context(pair) for pair in self.pairs}
-        by_name = {name: made[id(pair)] for name, pair in self.pairs.by_name.items()}
-        default = made[id(self.pairs.default)]
+        by_name = self._by_name
 
         def choose(connection: SSL.Connection) -> None:
             name = connection.get_servername()
@@ -108,9 +111,10 @@ class Material:
                 if context is not None:
                     connection.set_context(context)
 
+        context = self._context(self.pairs.default)
         if by_name:
-            default.set_tlsext_servername_callback(choose)
-        return default, by_name
+            context.set_tlsext_servername_callback(choose)
+        return context
 
     def _context(self, pair: Pair) -> SSL.Context:
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
@@ -164,7 +168,7 @@ class Contexts:
     def use(self, material: Material) -> None:
         """Serve handshakes from now on with ``material``; connections that stand keep what they have."""
         self.material = material
-        self._default, _ = material.contexts()
+        self._default = material.default_context()
         self._made_s = self._clock()
 
     @property

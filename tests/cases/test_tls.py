@@ -252,6 +252,58 @@ def test_a_name_that_is_added_to_the_directory_is_served_after_a_reload(
         assert client.serial == issued.serial
 
 
+def test_reloads_under_load_cut_and_refuse_nothing(
+    gateway: Gateway, backend: Scripted, authority: Authority
+) -> None:
+    go_on = threading.Event()
+
+    def script(line: Line, request: Received) -> None:
+        if b'"long"' not in request.body:
+            answer_completion(line, request)
+            return
+        line.send(SSE_HEAD, chunk(event("one")))
+        go_on.wait(60)
+        line.send(chunk(event("two")), chunk(b"data: [DONE]\n\n") + LAST_CHUNK)
+
+    backend.play(script)
+    faults: list[str] = []
+    seen: set[int] = set()
+    done = [0]
+
+    def call() -> None:
+        while not go_on.is_set():
+            try:
+                with Tls(Ports.plain, authority) as client:
+                    seen.add(client.serial)
+                    answer = client.ask()
+                    if answer.status != 200 or not answer.clean:
+                        faults.append(str(answer.status))
+            except (OSError, AssertionError) as error:
+                faults.append(repr(error))
+            done[0] += 1
+
+    streams = [Tls(Ports.plain, authority) for _ in range(4)]
+    for stream in streams:
+        stream.send(post(body=chat_body(stream=True, user="long")))
+        stream.read_until(b"one")
+    callers = [threading.Thread(target=call) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for _ in range(20):
+        authority.issue("gw.example").write(gateway.folder, "server")
+        assert reload(gateway)[0] == 200
+        before = done[0]
+        eventually(lambda before=before: done[0] > before)  # type: ignore[misc]
+    go_on.set()
+    for caller in callers:
+        caller.join()
+    for stream in streams:
+        with stream:
+            assert b"two" in stream.read_until(b"[DONE]")
+    assert not faults
+    assert len(seen) > 10
+
+
 # --- S-TLS-2: handshakes that never end ----------------------------------------------
 
 
