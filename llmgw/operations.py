@@ -260,6 +260,11 @@ class Operations:
         """Prometheus' text format."""
         return self._service.metrics.render()
 
+    def openmetrics(self) -> bytes | None:
+        """The same as OpenMetrics, where there are exemplars."""
+        service = self._service
+        return service.metrics.render_openmetrics() if service.gateway.exemplars else None
+
     def explain(self, body: bytes) -> Mapping[str, Any]:
         """Candidates, scores, reasons and choice; nothing is sent.
 

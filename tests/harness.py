@@ -509,6 +509,9 @@ class Gateway:
     def client(self, timeout_s: float = WAIT_S) -> Client:
         return Client(self.port, timeout_s)
 
+    def admin_client(self, timeout_s: float = WAIT_S) -> Client:
+        return Client(self.admin_port, timeout_s)
+
     def ask(self, request: bytes, method: str = "POST") -> Answer:
         """One request on a connection of its own."""
         with self.client() as client:

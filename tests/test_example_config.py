@@ -26,6 +26,7 @@ from llmgw.config import (
     Limits,
     LoadingConfig,
     LogConfig,
+    MetricsConfig,
     ModelConfig,
     OverloadConfig,
     PeersConfig,
@@ -64,6 +65,7 @@ TABLES: list[tuple[type[Struct], tuple[str, ...]]] = [
     (DrainConfig, ("drain",)),
     (LogConfig, ("log",)),
     (TracingConfig, ("tracing",)),
+    (MetricsConfig, ("metrics",)),
     (Answers, ("answers",)),
     (Cors, ("cors",)),
 ]

@@ -64,6 +64,10 @@ class Histogram:
         self._sum = f"{_sample(f'{name}_sum', labels)} "
         self._count = f"{_sample(f'{name}_count', labels)} "
 
+    def before(self, bucket: int) -> str:
+        """The text of a bucket's line up to its count; the last bucket is ``+Inf``."""
+        return self._before[bucket]
+
     def observe(self, value: float) -> None:
         """Count one value in the bucket whose upper bound it does not exceed."""
         self.counts[bisect_left(self.bounds, value)] += 1

@@ -10,6 +10,7 @@ Every metric is described for operators in ``docs/metrics.md``.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from llmgw import __version__
 from llmgw.admin.exposition import MOST_SERIES, OTHER, Count, Family, Histogram, labelled, write_gauge
+from llmgw.admin.openmetrics import Exemplar, openmetrics
 
 if TYPE_CHECKING:
     from llmgw.values import Usage
@@ -87,6 +89,7 @@ class Metrics:
         self._knows = knows
         self.tables: list[Callable[[], Iterable[Table]]] = []
         self._families: list[Family[Any]] = []
+        self._exemplars: dict[Histogram, dict[int, Exemplar]] = {}
         self._series: dict[tuple[str, str | None, str | None, int], _RequestSeries] = {}
         count, histogram = self._counter, self._histogram
         self._requests = count(
@@ -184,6 +187,18 @@ class Metrics:
             self._series[route, model, backend, status] = series
         return series
 
+    def exemplify(
+        self, model: str | None, backend: str | None, ttft_s: float, label: tuple[str, str], at: float
+    ) -> None:
+        """Remember a request for its bucket of the time to first token.
+
+        :param label: what names it.
+        :param at: Unix seconds.
+        """
+        child = self._ttft.child((self._name(model), backend or ""))
+        kept = self._exemplars.setdefault(child, {})
+        kept[bisect_left(child.bounds, ttft_s)] = Exemplar(labelled((label,)), ttft_s, at)
+
     def gaps(self, model: str | None, backend: str) -> Histogram:
         """The histogram of a stream's gaps, looked up once per stream."""
         return self._gaps.child((self._name(model), backend))
@@ -263,6 +278,7 @@ class Metrics:
             if len(family.children) > MOST_SERIES // 2:
                 family.keep("backend", present)
                 self._series.clear()
+                self._exemplars.clear()
             family.write(out)
         _write_members(out, members)
         gauges = {**_ALWAYS, **self._gauges()}
@@ -273,6 +289,13 @@ class Metrics:
                 write_gauge(out, name, text, [(labelled(labels), value) for labels, value in rows])
         write_gauge(out, "llmgw_info", "Always 1.", ((labelled((("version", __version__),)), 1),))
         return "".join(out).encode() + generate_latest(self._process)
+
+    def render_openmetrics(self) -> bytes:
+        """The same as OpenMetrics 1.0.0, with exemplars."""
+        found: dict[str, Exemplar] = {}
+        for child, kept in self._exemplars.items():
+            found.update({child.before(bucket): exemplar for bucket, exemplar in kept.items()})
+        return openmetrics(self.render().decode(), found).encode()
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Count]:
         return self._family(Family(name, "counter", text, labels, Count))

@@ -16,11 +16,11 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from twisted.internet.defer import maybeDeferred
+from twisted.internet.defer import maybeDeferred, succeed
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
-from llmgw.admin import assets, metrics
+from llmgw.admin import assets, metrics, openmetrics
 from llmgw.admin.events import Events, Feed, news
 from llmgw.admin.pages import Answer, Page, encode, error_answer, send
 from llmgw.admin.session import Sessions
@@ -47,6 +47,9 @@ class Operations(Protocol):
 
     def metrics_text(self) -> bytes | Deferred[bytes]:
         """Prometheus' text format."""
+
+    def openmetrics(self) -> bytes | None:
+        """The same as OpenMetrics; ``None`` where it would tell nothing more."""
 
     def explain(self, body: bytes) -> Mapping[str, Any] | Deferred[Mapping[str, Any]]:
         """Candidates, scores, reasons and choice for a request that is not sent.
@@ -201,6 +204,10 @@ class AdminRoot(Resource):
         )
 
     def _metrics(self, request: Request) -> Deferred[Answer]:
+        if b"application/openmetrics-text" in (request.getHeader(b"accept") or b""):
+            opened = self._operations.openmetrics()
+            if opened is not None:
+                return succeed(Answer(opened, content_type=openmetrics.CONTENT_TYPE))
         text: Deferred[Any] = maybeDeferred(self._operations.metrics_text)
         return text.addCallback(lambda text: Answer(text, content_type=metrics.CONTENT_TYPE))
 

@@ -386,6 +386,12 @@ class TracingConfig(Struct, frozen=True):
     service_name: Word = "llmgw"
 
 
+class MetricsConfig(Struct, frozen=True):
+    """:param exemplars: tell a request's id beside each bucket of the time to first token."""
+
+    exemplars: bool = False
+
+
 class PeersConfig(Struct, frozen=True):
     """What gateways tell each other through the shared store.
 
@@ -490,6 +496,7 @@ class Config(Struct, frozen=True, kw_only=True):
     drain: DrainConfig = DrainConfig()
     log: LogConfig = LogConfig()
     tracing: TracingConfig = TracingConfig()
+    metrics: MetricsConfig = MetricsConfig()
     answers: Answers = Answers()
     cors: Cors = Cors()
     source: str = ""

@@ -111,6 +111,11 @@ class Account:
         gateway.metrics.request(
             self.route, self.target, self.backend, status, now_s - arrived_s, ttft_s, overhead_s, used
         )
+        if gateway.exemplars and ttft_s is not None:
+            label = ("request_id", self.request_id)
+            if self.trace is not None:
+                label = ("trace_id", f"{self.trace.trace_id:032x}")
+            gateway.metrics.exemplify(self.target, self.backend, ttft_s, label, gateway.wall_clock())
         if self.outcome == "client_gone":
             gateway.metrics.client_abort()
         line = (

@@ -73,6 +73,11 @@ class IMetrics(Protocol):
     def retried(self, reason: str) -> None:
         """An attempt failed, and another follows."""
 
+    def exemplify(
+        self, model: str | None, backend: str | None, ttft_s: float, label: tuple[str, str], at: float
+    ) -> None:
+        """A request that may stand for its bucket; asked for only where exemplars are on."""
+
     def client_abort(self) -> None:
         """A client left."""
 
@@ -174,6 +179,7 @@ class Gateway:
         self.caps = {name: caps for name, caps in rules.items() if caps is not None}
         self.origins = frozenset(config.cors.origins)
         self.shows = config.answers
+        self.exemplars = config.metrics.exemplars
 
     # --- called by the site ---
 

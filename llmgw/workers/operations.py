@@ -108,6 +108,9 @@ class ParentOperations:
         texts.append("".join(own) + generate_latest(self._process).decode())
         return summed(texts, self._departed).encode()
 
+    def openmetrics(self) -> None:
+        """Sums of several processes have no exemplars."""
+
     def departed(self, child: Child) -> None:
         """A worker has ended: what it counted, as far as it is known, stays counted."""
         self._departed.add(child.said)

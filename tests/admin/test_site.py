@@ -41,6 +41,7 @@ class Gateway:
         self.draining = False
         self.drained: dict[str, bool] = {}
         self.explained = b""
+        self.opened: bytes | None = None
 
     def _raise(self) -> None:
         if self.fault is not None:
@@ -57,6 +58,9 @@ class Gateway:
     def metrics_text(self) -> bytes:
         self._raise()
         return b"llmgw_x 1\n"
+
+    def openmetrics(self) -> bytes | None:
+        return self.opened
 
     def explain(self, body: bytes) -> Mapping[str, Any]:
         self._raise()
@@ -191,6 +195,16 @@ def test_metrics_state_and_index(admin: Admin) -> None:
     answer = admin.ask("GET", "/")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.body.startswith(b"<!doctype html>")
+
+
+def test_openmetrics_is_for_those_who_ask_where_there_is_some(admin: Admin) -> None:
+    asks = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+    assert admin.ask("GET", "/metrics", asks).headers["content-type"].startswith("text/plain")
+    admin.gateway.opened = b"# EOF\n"
+    answer = admin.ask("GET", "/metrics", asks)
+    assert answer.body == b"# EOF\n"
+    assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert admin.ask("GET", "/metrics").body == b"llmgw_x 1\n"
 
 
 def test_a_state_with_odd_values_is_json(admin: Admin) -> None:

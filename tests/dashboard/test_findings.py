@@ -121,3 +121,26 @@ def test_the_whole_gateway(said: Callable[..., list[str]]) -> None:
     assert said(node(), draining=True)[0].startswith("bad: This gateway is draining")
     full = node(in_flight=4)
     assert said(full, waiting=3) == ["warn: Every slot is taken.", "warn: 3 requests wait for a slot."]
+
+
+def test_what_is_wrong_with_the_gateway_itself(said: Callable[..., list[str]]) -> None:
+    calm = {
+        "overload": {"level": "calm"},
+        "store": None,
+        "discovery": [{"name": "etcd", "connected": True}],
+        "workers": [{"number": 1, "state": "serving"}],
+    }
+    assert said(node(), **calm) == ["good: Nothing stands out. The one node takes requests."]
+    told = said(
+        node(),
+        overload={"level": "shedding"},
+        store={"up": False, "why": "connection refused."},
+        discovery=[{"name": "etcd", "connected": False, "error": None}],
+        workers=[{"number": 2, "state": "given up"}],
+    )
+    assert [words.split("(")[0].split(":")[1].strip() for words in told] == [
+        "The gateway sheds load to stay alive",
+        "The shared store is out of reach",
+        "The discovery etcd has lost touch. The backends it told of are kept.",
+        "Worker 2 is given up after too many ends; the log says how. A reload starts it again.",
+    ]

@@ -52,6 +52,25 @@ export function isSlow(backend, backends) {
   return times != null && times >= SLOW_TIMES && backend.ttft_s >= SLOW_LEAST_S;
 }
 
+// What is wrong with the gateway itself; a version that does not tell of something is not blamed for it.
+function* gatewayFaults(state) {
+  const { overload, store, discovery, workers } = state;
+  if (overload && overload.level !== "calm") {
+    yield `The gateway sheds load to stay alive (${overload.level}): its event loop is late, or its memory near the limit.`;
+  }
+  if (store && !store.up) {
+    yield `The shared store is out of reach${store.why ? `: ${store.why.replace(/[.\s]+$/, "")}` : ""}. Each gateway counts limits by itself.`;
+  }
+  for (const source of discovery ?? []) {
+    if (!source.connected) {
+      yield `The discovery ${source.name} has lost touch${source.error ? `: ${source.error.replace(/[.\s]+$/, "")}` : ""}. The backends it told of are kept.`;
+    }
+  }
+  for (const worker of workers ?? []) {
+    if (worker.state === "given up") yield `Worker ${worker.number} is given up after too many ends; the log says how. A reload starts it again.`;
+  }
+}
+
 export function findings(state, past) {
   const found = [];
   const add = (tone, words, node = null) => found.push({ tone, words, node });
@@ -73,6 +92,7 @@ export function findings(state, past) {
       add("warn", `${node.id} has ${plural(node.deferred, "request")} queued inside it: somebody else uses it, or its cap is above its slots.`, node.id);
     }
   }
+  for (const words of gatewayFaults(state)) add("warn", words);
   const taking = ready.filter((node) => node.cap != null);
   if (taking.length && taking.every((node) => node.in_flight >= node.cap)) {
     add("warn", "Every slot is taken.");
