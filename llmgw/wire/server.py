@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 RATE_GRACE_S = 5.0
 """A body may be slower than the lowest rate for this long."""
+JUST_CAME_S = 2.0
+"""A connection without a request is not closed as idle before."""
+
 LINGER_S = 2.0
 """How long we read and discard after a refusal, so that a reset does not
 overtake the answer (RFC 9112 section 9.6)."""
@@ -254,9 +257,18 @@ class ClientConnection(Protocol):
         """The client takes nothing of its answer."""
         return self._stalled and not self._dead
 
+    @property
+    def awaited(self) -> bool:
+        """A request is on its way: some of it is here, or the client has only just come,
+        and not to hear that it came in vain."""
+        if self._dead or self.current is not None:
+            return False
+        just_came = self._served == 0 and self.site.clock() - self._opened_s < JUST_CAME_S
+        return just_came or self._state() == "head"
+
     def close_if_idle(self) -> bool:
-        """Close when no request is at work. :return: whether it did."""
-        if self.current is not None:
+        """Close when no request is at work or on its way. :return: whether it did."""
+        if self.current is not None or self.awaited:
             return False
         if not self._dead:
             self._goodbye(unread=False)

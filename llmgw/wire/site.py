@@ -226,5 +226,5 @@ class Site:
 
     @property
     def busy(self) -> int:
-        """Connections with a request at work."""
-        return sum(1 for connection in self.connections if connection.current is not None)
+        """Connections with a request at work, or on its way."""
+        return sum(each.current is not None or each.awaited for each in self.connections)

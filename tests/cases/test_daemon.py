@@ -590,3 +590,28 @@ def test_drain_by_the_admin_listener_is_as_sigterm(tmp_path: Path, backend: Scri
         assert gateway.process.wait(4) == 0
     finally:
         gateway.stop()
+
+
+def test_a_request_that_is_on_its_way_when_the_end_begins_is_answered(
+    tmp_path: Path, backend: Scripted
+) -> None:
+    """From a client that has just come, and from one that has sent half of it."""
+    gateway = Gateway(tmp_path, "[drain]\nlame_duck_s = 0.0\nfinish_s = 20.0\n" + backend_table(backend))
+    whole = post()
+    try:
+        with gateway.client() as used, gateway.client() as half, gateway.client() as new:
+            used.send(whole)
+            assert used.read_answer().status == 200
+            half.send(whole[:30])
+            eventually(lambda: gateway.state["connections"] == 3)
+            gateway.process.send_signal(signal.SIGTERM)
+            eventually(lambda: refused(gateway.port), 5)
+            assert used.is_closed()
+            new.send(whole)
+            half.send(whole[30:])
+            for client in (new, half):
+                answer = client.read_answer()
+                assert (answer.status, answer.get("connection")) == (200, "close")
+        assert gateway.process.wait(10) == 0
+    finally:
+        gateway.stop()
