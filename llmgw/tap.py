@@ -5,6 +5,7 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401 - see makeService
 import gc
 import os
+import resource
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,7 @@ def prepare_process(reactor: Any) -> None:
 
     keep_monotonic_time(reactor)
     remember_names(reactor)
+    leave_no_core()
     tune_collector()
     without_log_context()
 
@@ -194,6 +196,11 @@ def keep_monotonic_time(reactor: Any) -> None:
     """
     if not reactor.getDelayedCalls():
         reactor.seconds = time.monotonic
+
+
+def leave_no_core() -> None:
+    """A core file would hold every key and prompt that is in memory."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def tune_collector() -> None:
