@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.25
 """Between two looks while something is waited for."""
 WAIT_MOST_S = 1.0
+APART_S = 0.25
+"""Gateways that share nothing begin their loads at random within so long."""
 LOOKS_S = 2.0
 """The states of all backends are known after so long, or one that does not answer is left out."""
 
@@ -109,10 +111,12 @@ class Load:
     async def _place(self, lock: Lock) -> None:
         """Decide again, as others may have been there since, and do it."""
         model, loads = self.model, self._loads
-        if loads.locks.shared:
-            await self._look()
-            if self._gateway.fleet.prospect(model, self._clock()) is Standing.READY:
-                return
+        if not loads.locks.shared:
+            # Other gateways there may be all the same: who comes second sees what the first one does.
+            await self._pause(APART_S * self._gateway.dice.random())
+        await self._look()
+        if self._gateway.fleet.prospect(model, self._clock()) is Standing.READY:
+            return
         decision = loads.decide(model)
         if not isinstance(decision, Place) or loads.is_loading(model):
             return

@@ -203,3 +203,21 @@ def test_without_its_store_a_gateway_loads_by_itself(tmp_path: Path, redis_serve
         eventually(lambda: not gateway.state["store"]["up"])
         answer: Answer = gateway.ask(post(body=chat_body("m")))
         assert answer.status == 200
+
+
+@pytest.mark.slow
+def test_workers_load_once(tmp_path: Path) -> None:
+    servers = two_servers(most=2)
+    watched = Watched(*(server.brain for server in servers))
+    with (
+        closing(*servers),
+        gateway_before(tmp_path / "one", *servers, min_stay_s=1.0, config="workers = 2\n") as gateway,
+    ):
+        all_ready(gateway)
+        crowd = Crowd()
+        asked = [crowd.ask(gateway, MODELS[number % 3]) for number in range(36)]
+        assert statuses(asked) == {200: 36}
+        watched.stop(gateways=2)
+        assert sorted(watched.loads) == ["a", "b", "c"]
+        assert gateway.admin("/api/models/a/unload", "POST")[0] == 202
+        eventually(lambda: "loaded" not in {states(gateway)["a"], states(gateway, "b1")["a"]})

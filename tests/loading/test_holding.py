@@ -4,34 +4,152 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Scripted, chat_body, eventually, json_response, post
+from harness import Gateway, Scripted, chat_body, eventually, json_response, post
 from router_brain import RouterBrain, RouterServer
+
+from llmgw.access import credentials, key_file
+from llmgw.demo.certificate import write_private
 
 from .scenes import Crowd, closing, gateway_before, held, metrics, states, statuses
 
+# --- before one server with room for all of its models ---------------------------
 
-def test_a_request_for_a_cold_model_is_held_until_it_is_there(tmp_path: Path) -> None:
-    server = RouterServer(RouterBrain("m", "n", load_s=0.5))
-    with closing(server), gateway_before(tmp_path, server) as gateway:
-        assert eventually(lambda: states(gateway)) == {"m": "unloaded", "n": "unloaded"}
-        answer = gateway.ask(post(body=chat_body("m")))
-        assert answer.status == 200
-        assert server.brain.loads == ["m"]
-        assert states(gateway) == {"m": "loaded", "n": "unloaded"}
-        told = metrics(gateway)
-        assert told['llmgw_held_total{model="m",outcome="released"}'] == 1
-        assert told["llmgw_hold_seconds_count"] == 1
-        assert told['llmgw_model_loads_total{backend="b0",model="m",outcome="loaded"}'] == 1
-        assert told['llmgw_model_load_seconds_count{backend="b0",model="m"}'] == 1
-        assert told['llmgw_model_loaded{backend="b0",model="m"}'] == 1
-        assert told['llmgw_model_loaded{backend="b0",model="n"}'] == 0
-        models = json.loads(gateway.ask(b"GET /v1/models HTTP/1.1\r\nhost: gw\r\n\r\n", "GET").body)
-        assert [each["id"] for each in models["data"]] == ["m", "n"], (
-            "what is not loaded is there all the same"
-        )
+
+SHARED = (*"abcdefgh", "broken", "org/n")
+
+
+class Scene:
+    """A gateway that tests share, each with models of its own.
+
+    :ivar secret: of a key that never causes a load.
+    """
+
+    def __init__(self, gateway: Gateway, server: RouterServer, secret: str) -> None:
+        self.gateway = gateway
+        self.server = server
+        self.brain = server.brain
+        self.secret = secret
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("shared")
+    id = credentials.new_id()
+    secret = credentials.new_key(id)
+    hashed = f"sha256:{credentials.digest(secret, None).hex()}"
+    key = key_file.Key(id=id, name="calm", hash=hashed, loaded_only=True)
+    write_private(folder / "keys.toml", key_file.dump(key_file.KeyFile({id: key})).encode())
+    server = RouterServer(RouterBrain(*SHARED, most=0, load_s=0.6, broken=["broken"]), serve_s=0.01)
+    config = 'auth = ["keys:keys.toml", "anonymous"]\n'
+    config += '[[models]]\nname = "calm"\ntarget = "f"\nloaded_only = true\n'
+    with closing(server), gateway_before(folder, server, config=config, backoff_s=30.0) as gateway:
+        eventually(lambda: states(gateway))
+        yield Scene(gateway, server, secret)
+
+
+def test_a_request_for_a_cold_model_is_held_until_it_is_there(scene: Scene) -> None:
+    gateway = scene.gateway
+    assert gateway.ask(post(body=chat_body("a"))).status == 200
+    assert scene.brain.loads.count("a") == 1
+    assert states(gateway)["a"] == "loaded"
+    told = eventually(lambda: loaded_metrics(gateway, "a"))
+    assert told['llmgw_held_total{model="a",outcome="released"}'] == 1
+    assert told["llmgw_hold_seconds_count"] >= 1
+    assert told['llmgw_model_load_seconds_count{backend="b0",model="a"}'] == 1
+    assert told['llmgw_model_loaded{backend="b0",model="a"}'] == 1
+    assert told['llmgw_model_loaded{backend="b0",model="h"}'] == 0
+    models = json.loads(gateway.ask(b"GET /v1/models HTTP/1.1\r\nhost: gw\r\n\r\n", "GET").body)
+    assert {each["id"] for each in models["data"]} >= set(SHARED), "what is not loaded is there all the same"
+
+
+def loaded_metrics(gateway: Gateway, model: str) -> dict[str, float] | None:
+    """``/metrics`` once the load of ``model`` is counted."""
+    told = metrics(gateway)
+    return (
+        told if f'llmgw_model_loads_total{{backend="b0",model="{model}",outcome="loaded"}}' in told else None
+    )
+
+
+def test_s_swp_2_one_load_serves_all_who_wait(scene: Scene) -> None:
+    """One load per model at a time, though everybody comes at once."""
+    crowd, brain = Crowd(), scene.brain
+    asked = [crowd.ask(scene.gateway, model) for _ in range(12) for model in ("b", "c")]
+    assert statuses(asked) == {200: 24}
+    assert [brain.loads.count(model) for model in ("b", "c")] == [1, 1]
+    assert (brain.served["b"], brain.served["c"]) == (12, 12)
+    assert max(brain.most_busy.values()) <= brain.slots, "released by slot"
+
+
+def test_s_swp_2_a_failed_load_releases_all_with_its_reason(scene: Scene) -> None:
+    crowd, gateway = Crowd(), scene.gateway
+    asked = [crowd.ask(gateway, "broken") for _ in range(5)]
+    for each in asked:
+        answer = each.result(20)
+        assert answer.status == 503
+        assert answer.json["error"]["code"] == "model_loading"
+        assert "exit code 1" in answer.json["error"]["message"]
+        assert 20 <= int(answer.get("retry-after") or 0) <= 40
+    again = gateway.ask(post(body=chat_body("broken")))
+    assert (again.status, again.json["error"]["code"]) == (503, "model_loading")
+    assert "exit code 1" in again.json["error"]["message"]
+    assert scene.brain.loads.count("broken") == 1, "the failure is remembered"
+    assert states(gateway)["broken"] == "failed"
+    assert metrics(gateway)['llmgw_model_loads_total{backend="b0",model="broken",outcome="failed"}'] == 1
+
+
+def test_a_client_that_leaves_is_forgotten_and_the_load_goes_on(scene: Scene) -> None:
+    gateway = scene.gateway
+    clients = [gateway.client() for _ in range(3)]
+    for client in clients:
+        client.send(post(body=chat_body("d")))
+    eventually(lambda: held(gateway, "d") == 3)
+    eventually(lambda: "d" in scene.brain.loads)
+    for client in clients:
+        client.close()
+    eventually(lambda: held(gateway, "d") == 0)
+    eventually(lambda: states(gateway)["d"] == "loaded")
+    assert scene.brain.loads.count("d") == 1
+    assert scene.brain.served["d"] == 0
+    assert metrics(gateway)['llmgw_held_total{model="d",outcome="left"}'] == 3
+
+
+@pytest.mark.parametrize(("rule", "model"), [("key", "e"), ("model", "f")])
+def test_loaded_only_never_causes_a_load(scene: Scene, rule: str, model: str) -> None:
+    gateway = scene.gateway
+    headers = f"authorization: Bearer {scene.secret}\r\n" if rule == "key" else ""
+    name = model if rule == "key" else "calm"
+    refused = gateway.ask(post(body=chat_body(name), headers=headers))
+    assert (refused.status, refused.json["error"]["code"]) == (503, "model_loading")
+    assert refused.get("x-should-retry") == "false"
+    assert model not in scene.brain.loads
+    crowd = Crowd()
+    other = crowd.ask(gateway, model)
+    eventually(lambda: model in scene.brain.loads)
+    answer = crowd.ask(gateway, name, headers).result(20)
+    assert answer.status == 200, "but a load under way is waited for"
+    assert other.result(20).status == 200
+
+
+def test_the_operator_loads_and_unloads(scene: Scene) -> None:
+    gateway, brain = scene.gateway, scene.brain
+    status, body = gateway.admin("/api/models/org/n/load", "POST")
+    assert status == 202
+    assert json.loads(body)["status"] == "loading"
+    eventually(lambda: states(gateway)["org/n"] == "loaded")
+    assert json.loads(gateway.admin("/api/models/org/n/load", "POST")[1])["status"] == "loaded"
+    status, body = gateway.admin("/api/models/org/n/unload", "POST")
+    assert (status, json.loads(body)["unloading"]) == (202, ["b0"])
+    eventually(lambda: states(gateway)["org/n"] == "unloaded")
+    assert (brain.loads.count("org/n"), brain.unloads) == (1, ["org/n"])
+    assert gateway.admin("/api/models/nobody/load", "POST")[0] == 404
+    assert gateway.admin("/api/models/a/load", "GET")[0] == 405
+
+
+# --- before servers of their own ---------------------------------------------------
 
 
 def test_router_mode_is_found_without_a_word_in_the_configuration(tmp_path: Path) -> None:
@@ -48,44 +166,6 @@ def test_none_leaves_the_server_to_itself(tmp_path: Path) -> None:
         assert gateway.ask(post(body=chat_body("m"))).status == 200
         assert states(gateway) == {}
         assert "POST /models/load" not in server.asked
-
-
-def test_s_swp_2_one_load_serves_all_who_wait(tmp_path: Path) -> None:
-    """One load per model at a time, though everybody comes at once."""
-    brain = RouterBrain("m", "n", load_s=0.6)
-    server = RouterServer(brain, serve_s=0.01)
-    with closing(server), gateway_before(tmp_path, server) as gateway:
-        eventually(lambda: states(gateway))
-        crowd = Crowd()
-        asked = [crowd.ask(gateway, model) for _ in range(12) for model in ("m", "n")]
-        assert statuses(asked) == {200: 24}
-        assert sorted(brain.loads) == ["m", "n"]
-        assert brain.served == {"m": 12, "n": 12}
-        assert max(brain.most_busy.values()) <= brain.slots, "released by slot"
-
-
-def test_s_swp_2_a_failed_load_releases_all_with_its_reason(tmp_path: Path) -> None:
-    brain = RouterBrain("m", load_s=0.5, broken=["m"])
-    server = RouterServer(brain)
-    with closing(server), gateway_before(tmp_path, server, backoff_s=30.0) as gateway:
-        eventually(lambda: states(gateway))
-        crowd = Crowd()
-        asked = [crowd.ask(gateway, "m") for _ in range(5)]
-        for each in asked:
-            answer = each.result(20)
-            assert answer.status == 503
-            assert answer.json["error"]["code"] == "model_loading"
-            assert "exit code 1" in answer.json["error"]["message"]
-            assert 25 <= int(answer.get("retry-after") or 0) <= 40
-        assert brain.loads == ["m"]
-        begun = time.monotonic()
-        again = gateway.ask(post(body=chat_body("m")))
-        assert (again.status, again.json["error"]["code"]) == (503, "model_loading")
-        assert "exit code 1" in again.json["error"]["message"]
-        assert brain.loads == ["m"], "the failure is remembered"
-        assert time.monotonic() - begun < 5.0, "nobody is held for what is known to fail"
-        assert states(gateway) == {"m": "failed"}
-        assert metrics(gateway)['llmgw_model_loads_total{backend="b0",model="m",outcome="failed"}'] == 1
 
 
 def test_a_failed_load_is_tried_on_another_instance(tmp_path: Path) -> None:
@@ -189,25 +269,6 @@ def test_nobody_is_held_where_that_is_switched_off_but_the_load_begins(tmp_path:
         eventually(lambda: gateway.ask(post(body=chat_body("m"))).status == 200)
 
 
-def test_a_client_that_leaves_is_forgotten_and_the_load_goes_on(tmp_path: Path) -> None:
-    server = RouterServer(RouterBrain("m", load_s=1.0))
-    with closing(server), gateway_before(tmp_path, server) as gateway:
-        eventually(lambda: states(gateway))
-        clients = [gateway.client() for _ in range(3)]
-        for client in clients:
-            client.send(post(body=chat_body("m")))
-        eventually(lambda: held(gateway) == 3)
-        eventually(lambda: server.brain.loads)
-        for client in clients:
-            client.close()
-        eventually(lambda: held(gateway) == 0)
-        eventually(gateway.is_idle)
-        eventually(lambda: states(gateway)["m"] == "loaded")
-        assert server.brain.loads == ["m"]
-        assert server.brain.served["m"] == 0
-        assert metrics(gateway)['llmgw_held_total{model="m",outcome="left"}'] == 3
-
-
 def test_a_load_that_takes_too_long_is_told_with_the_time_it_will_take(tmp_path: Path) -> None:
     server = RouterServer(RouterBrain("m", load_s=5.0))
     with closing(server), gateway_before(tmp_path, server, hold="min_s = 0.5\nmax_s = 0.5") as gateway:
@@ -227,23 +288,6 @@ def test_a_load_without_end_is_given_up(tmp_path: Path) -> None:
         assert "not ready after 0.5 s" in answer.json["error"]["message"]
 
 
-@pytest.mark.parametrize("rule", ["key", "model"])
-def test_loaded_only_never_causes_a_load(tmp_path: Path, rule: str) -> None:
-    server = RouterServer(RouterBrain("m", load_s=1.0))
-    config = '[[models]]\nname = "calm"\ntarget = "m"\nloaded_only = true\n'
-    with closing(server), gateway_before(tmp_path, server, config=config) as gateway:
-        eventually(lambda: states(gateway))
-        refused = gateway.ask(post(body=chat_body("calm")))
-        assert (refused.status, refused.json["error"]["code"]) == (503, "model_loading")
-        assert refused.get("x-should-retry") == "false"
-        assert server.brain.loads == []
-        crowd = Crowd()
-        other = crowd.ask(gateway, "m")
-        eventually(lambda: server.brain.loads)
-        assert crowd.ask(gateway, "calm").result(20).status == 200, "but a load under way is waited for"
-        assert other.result(20).status == 200
-
-
 def test_a_model_that_nobody_asks_for_is_unloaded(tmp_path: Path) -> None:
     brain = RouterBrain("m", "n", "kept", load_s=0.1)
     server = RouterServer(brain)
@@ -258,24 +302,6 @@ def test_a_model_that_nobody_asks_for_is_unloaded(tmp_path: Path) -> None:
         eventually(lambda: brain.unloads == ["m"])
         eventually(lambda: states(gateway) == {"m": "unloaded", "n": "loaded", "kept": "loaded"})
         assert metrics(gateway)['llmgw_model_unloads_total{backend="b0",model="m",reason="idle"}'] == 1
-
-
-def test_the_operator_loads_and_unloads(tmp_path: Path) -> None:
-    brain = RouterBrain("m", "org/n", load_s=0.3)
-    server = RouterServer(brain)
-    with closing(server), gateway_before(tmp_path, server) as gateway:
-        eventually(lambda: states(gateway))
-        status, body = gateway.admin("/api/models/org/n/load", "POST")
-        assert status == 202
-        assert json.loads(body)["status"] == "loading"
-        eventually(lambda: states(gateway)["org/n"] == "loaded")
-        assert json.loads(gateway.admin("/api/models/org/n/load", "POST")[1])["status"] == "loaded"
-        status, body = gateway.admin("/api/models/org/n/unload", "POST")
-        assert (status, json.loads(body)["unloading"]) == (202, ["b0"])
-        eventually(lambda: states(gateway)["org/n"] == "unloaded")
-        assert (brain.loads, brain.unloads) == (["org/n"], ["org/n"])
-        assert gateway.admin("/api/models/nobody/load", "POST")[0] == 404
-        assert gateway.admin("/api/models/m/load", "GET")[0] == 405
 
 
 def test_what_was_loaded_at_the_start_stays_unloaded_by_the_operators_word(tmp_path: Path) -> None:
