@@ -64,7 +64,7 @@ class Backoff:
     :param members: how many there are to try.
     """
 
-    def __init__(self, members: int, dice: Random, first_s: float = 0.1, most_s: float = 10.0) -> None:
+    def __init__(self, members: int, dice: Random, first_s: float = 0.1, most_s: float = 5.0) -> None:
         self._members = members
         self._dice = dice
         self._first_s = first_s
