@@ -30,13 +30,20 @@ if TYPE_CHECKING:
     from llmgw.listening import Sockets
 
 
-def check_supported(config: Config, reactor: Any) -> None:
-    """Refuse what the configuration may say and this version cannot do.
+def check_discoveries(config: Config, reactor: Any) -> None:
+    """Build every discovery once and throw it away.
 
-    :raise PluginError: a discovery plugin that is not there.
+    :raise ConfigError: the options of some of them are wrong; every fault.
+    :raise PluginError: one that is not there.
     """
+    faults: list[ConfigFault] = []
     for index, table in enumerate(config.discovery):
-        plugins.build("discovery", table.plugin, table.options, reactor, where=f"discovery[{index}]")
+        try:
+            plugins.build("discovery", table.plugin, table.options, reactor, where=f"discovery[{index}]")
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(faults, config.source)
 
 
 def check_listeners_are_guarded(listen: Sequence[str], config: Config) -> None:

@@ -32,8 +32,8 @@ from llmgw.assembly import (
     build_router,
     build_store,
     build_tracer,
+    check_discoveries,
     check_listeners_are_guarded,
-    check_supported,
 )
 from llmgw.backends import Backends
 from llmgw.core.breaker import BreakerRules
@@ -118,7 +118,7 @@ class GatewayService(Service):
         self._reread = reread
         self.clock = clock
         self._dice = random.Random(seed)
-        check_supported(config, reactor)
+        check_discoveries(config, reactor)
         self.sweep = Sweep(reactor, clock)
         outbox = Outbox(reactor)
         self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
@@ -383,7 +383,7 @@ class GatewayService(Service):
         router = self.gateway.router
         if config.router != old.router:
             router = build_router(config)
-        check_supported(config, self.reactor)
+        check_discoveries(config, self.reactor)
         check_listeners_are_guarded([text for text, _ in self._listeners], config)
         if config.listen != old.listen:
             build_listeners("listen", config.listen, None, Sockets(self.reactor))

@@ -3,7 +3,7 @@
 import pytest
 from twisted.internet import reactor
 
-from llmgw.assembly import build_listeners, check_listeners_are_guarded, check_supported
+from llmgw.assembly import build_listeners, check_discoveries, check_listeners_are_guarded
 from llmgw.config import parse_config
 from llmgw.errors import ConfigError, PluginError
 from llmgw.listening import Sockets
@@ -17,7 +17,16 @@ def config(text=""):
 
 def test_a_discovery_that_is_not_installed_is_refused():
     with pytest.raises(PluginError, match=r"discovery\[0\]"):
-        check_supported(config('[[discovery]]\nplugin = "no-such"\n'), reactor)
+        check_discoveries(config('[[discovery]]\nplugin = "no-such"\n'), reactor)
+
+
+def test_faults_of_all_discoveries_are_told_at_once():
+    with pytest.raises(ConfigError) as refused:
+        check_discoveries(
+            config('[[discovery]]\nplugin = "dns"\n[[discovery]]\nplugin = "static"\nno = 1\n'), reactor
+        )
+    places = [fault.where for fault in refused.value.faults]
+    assert places == ["discovery[0].query", "discovery[1].no", "discovery[1].file"]
 
 
 @pytest.mark.parametrize("text", ["foo:1", "systemd:domain=INET:index=0", "tcp:x"])

@@ -104,11 +104,11 @@ def test_backends_come_and_go_and_a_stream_on_one_that_goes_runs_on(
 
 @pytest.mark.parametrize("text", ['file = "x"\nno_such = 1', "", 'file = "x"\ninterval_s = 0'])
 def test_wrong_options_keep_it_from_starting(tmp_path: Path, text: str) -> None:
-    from llmgw.assembly import check_supported
+    from llmgw.assembly import check_discoveries
     from llmgw.config import parse_config
     from llmgw.errors import ConfigError
 
     config = parse_config(f'[[discovery]]\nplugin = "static"\n{text}\n', source="", base_dir="/x")
     reactor: Any = None
     with pytest.raises(ConfigError, match=r"discovery\[0\]\."):
-        check_supported(config, reactor)
+        check_discoveries(config, reactor)
