@@ -188,7 +188,7 @@ def _is_socket(transport: Any) -> bool:
 
 
 def unsent_bytes(transport: Any) -> int:
-    """Bytes that wait in a transport and in those below it for the peer to take them;
+    """Bytes held by a transport and those below it until the peer has taken them;
     0 where they cannot be seen."""
     size = 0
     while transport is not None:

@@ -51,7 +51,7 @@ def test_s_tmo_1_the_defaults_leave_a_long_prefill_its_time() -> None:
 
 
 def test_s_tmo_1_and_2_silence_of_minutes_is_no_failure(tmp_path: Path) -> None:
-    """65, 305 and 905 s before the first byte, and 200 s inside a stream, with every
+    """S-TMO-2 too: 65, 305 and 905 s before the first byte, and 200 s inside a stream, with every
     timeout at its default, on a clock that runs 200 times as fast."""
     speed = 200
 

@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 
-from llmgw.wire.eager import Outbox, PlainSender, Sender, sender, take_over
+from llmgw.wire.eager import Outbox, PlainSender, Sender, sender, take_over, unsent_bytes
 
 
 class Reads(Protocol):
@@ -179,4 +179,18 @@ async def test_a_taken_over_transport_calls_its_protocol_itself():
     assert client.transport.protocol is client
     served.transport.write(b"hi")
     await until(lambda: client.got == b"hi")
+    await end(served, client, port)
+
+
+@pytest_twisted.ensureDeferred
+async def test_what_the_socket_has_not_taken_can_be_seen():
+    served, client, port = await pair()
+    served.transport.pauseProducing()
+    assert unsent_bytes(client.transport) == 0
+    client.transport.write(b"x" * (32 << 20))
+    await until(lambda: client.transport.dataBuffer)
+    assert unsent_bytes(client.transport) > 1 << 20
+    served.transport.resumeProducing()
+    await until(lambda: unsent_bytes(client.transport) == 0)
+    assert unsent_bytes(StringTransport()) == 0
     await end(served, client, port)
