@@ -278,7 +278,7 @@ def test_the_end_of_all(tmp_path: Path) -> None:
         clients = open_streams(gateway, 8)
         pids = serving(gateway)
         gateway.process.send_signal(signal.SIGTERM)
-        eventually(lambda: gateway.admin("/readyz")[0] == 503, 2)
+        eventually(lambda: gateway.admin("/readyz")[0] == 503)
 
         def is_refused() -> bool:
             try:
@@ -337,7 +337,7 @@ def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
         all_serve(gateway)
         clients = open_streams(gateway, 4)
         gateway.process.send_signal(signal.SIGTERM)
-        eventually(lambda: gateway.admin("/readyz")[0] == 503, 2)
+        eventually(lambda: gateway.admin("/readyz")[0] == 503)
         begun_s = time.monotonic()
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.process.wait(15) == 0
