@@ -109,7 +109,15 @@ def keys() -> None:
     help="Who is refused first, and who last, under overload.  [default: standard]",
 )
 @click.option("--loaded-only", is_flag=True, help="Never causes a model to be loaded.")
-def new(path: str, name: str, models: str | None, secret_file: IO[bytes] | None, **fields: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; `key` is null for an imported one.")
+def new(
+    path: str,
+    name: str,
+    models: str | None,
+    secret_file: IO[bytes] | None,
+    as_json: bool,
+    **fields: Any,
+) -> None:
     """Make a key for NAME and print it, this one time.
 
     The key file keeps only a hash. If there is no file yet, one is made that you alone may read.
@@ -141,7 +149,10 @@ def new(path: str, name: str, models: str | None, secret_file: IO[bytes] | None,
 
     _attempt(lambda: key_file.edit(path, add, create=True))
     key_id, secret = made[0]
-    if imported is None:
+    if as_json:
+        shown = secret.reveal() if imported is None else None
+        click.echo(json.dumps({"id": key_id, "name": name, "file": path, "key": shown}))
+    elif imported is None:
         click.echo(f"Key {key_id} for {name}, written to {path}. It is shown only now:", err=True)
         click.echo(secret.reveal())
     else:
@@ -165,7 +176,8 @@ def list_keys(path: str, as_json: bool) -> None:
 @keys.command()
 @file_option
 @click.argument("name_or_id")
-def revoke(path: str, name_or_id: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+def revoke(path: str, name_or_id: str, as_json: bool) -> None:
     """Make a key worthless; its table stays in the file, with the time."""
     revoked = []
 
@@ -176,7 +188,9 @@ def revoke(path: str, name_or_id: str) -> None:
 
     _attempt(lambda: key_file.edit(path, mark))
     key = revoked[0]
-    if key.revoked is not None:
+    if as_json:
+        click.echo(json.dumps({"id": key.id, "name": key.name, "was_revoked": key.revoked is not None}))
+    elif key.revoked is not None:
         click.echo(f"Key {key.id} ({key.name}) was revoked on {key.revoked:%Y-%m-%d} already.", err=True)
     else:
         click.echo(f"Key {key.id} ({key.name}) is revoked. {RELOAD_NOTE}", err=True)

@@ -296,3 +296,15 @@ def test_file_is_required() -> None:
         result = CliRunner().invoke(keys, command)
         assert result.exit_code == 2
         assert "--file" in result.stderr
+
+
+def test_new_and_revoke_as_json(shell: Shell, tmp_path: Path) -> None:
+    made = json.loads(shell("new", "ada", "--json").stdout)
+    assert (made["name"], made["file"]) == ("ada", str(shell.path))
+    assert KeysChecker(str(shell.path)).requestAvatarId(ApiKey(made["key"], "")) == made["id"].encode()
+    secret = tmp_path / "secret"
+    secret.write_text(new_key("imported2"))
+    assert json.loads(shell("new", "bob", "--secret-file", str(secret), "--json").stdout)["key"] is None
+    revoked = {"id": made["id"], "name": "ada"}
+    assert json.loads(shell("revoke", "ada", "--json").stdout) == {**revoked, "was_revoked": False}
+    assert json.loads(shell("revoke", made["id"], "--json").stdout) == {**revoked, "was_revoked": True}

@@ -1,0 +1,1 @@
+`llmgw keys new` and `llmgw keys revoke` have `--json`.
