@@ -25,7 +25,8 @@ def line(number: int) -> tuple[Any, ...]:
         "key": f"k{number % 2}",
     }
     figures = list(values.values())
-    figures.insert(-2, Usage(prompt_tokens=7, output_tokens=3))
+    place = AccessLine.__struct_fields__.index("prompt_tokens")
+    figures.insert(place, Usage(prompt_tokens=7, output_tokens=3))
     return tuple(figures)
 
 
