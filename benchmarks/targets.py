@@ -220,6 +220,15 @@ def llmgw(
     return Target(name, port, stage.run(name, command, port, tls_port), tls_port)
 
 
+def llmgw_redis(stage: Stage, name: str) -> Target:
+    """llmgw with its limits in a Redis of its own."""
+    port = free_port()
+    command = [_program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    stage.run("redis", command, port)
+    limiter = f'[rate_limiter]\nplugin = "redis"\nurl = "redis://127.0.0.1:{port}"\n'
+    return llmgw(stage, name, more=limiter)
+
+
 def nginx(stage: Stage, name: str) -> Target:
     """nginx with one worker."""
     port, tls_port = free_port(), free_port()
@@ -296,6 +305,7 @@ TARGETS: dict[str, Callable[[Stage, str], Target]] = {
     "haproxy": haproxy,
     "llmgw": llmgw,
     "llmgw-uvloop": lambda stage, name: llmgw(stage, name, reactor="uvloop"),
+    "llmgw-redis": llmgw_redis,
     "llmgw-2": lambda stage, name: llmgw(stage, name, workers=2),
     "llmgw-prefix": lambda stage, name: llmgw(stage, name, more='[router]\nplugin = "expected-ttft"\n'),
     "vllm-router": vllm_router,

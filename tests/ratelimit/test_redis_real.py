@@ -6,6 +6,7 @@ import functools
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -267,3 +268,51 @@ async def test_a_limiter_that_stops_gives_back_what_it_holds(redis_server: Redis
     level = float(redis_server.ask("GET", name).split()[0])
     assert level == pytest.approx(80, abs=2)  # 20 were used, and a little has come since
     assert redis_server.ask("KEYS", "llmgw:rl:{*}:p:concurrent") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none", "flush", "stop", "kill gateway"])
+def test_real_gateways_under_load(
+    redis_server: RedisServer, gateways: Callable[..., list[Gateway]], fault: str
+) -> None:
+    """Three of them, hammered by twelve clients: 100 requests a second pass, and the bucket of 100."""
+    limit = "[[rate_limits]]\nrequests_per_minute = 6000\nburst_s = 1.0\n"
+    limit += "[timeouts]\nkeepalive_requests = 1000000\n"
+    three = gateways(3, LIMITER.format(url=redis_server.url) + limit)
+    for gateway in three:
+        eventually(lambda gateway=gateway: gateway.state["store"]["up"])
+    seconds = 8.0
+    begun = time.monotonic()
+
+    def hammer(gateway: Gateway) -> list[tuple[float, float]]:
+        """When each that passed was sent and answered."""
+        passed = []
+        try:
+            with gateway.client() as client:
+                while (sent := time.monotonic()) < begun + seconds:
+                    client.send(post())
+                    if client.read_answer().status == 200:
+                        passed.append((sent - begun, time.monotonic() - begun))
+        except (OSError, AssertionError):
+            assert fault == "kill gateway"
+        return passed
+
+    with ThreadPoolExecutor(13) as pool:
+        clients = [pool.submit(hammer, gateway) for gateway in three for _ in range(4)]
+        time.sleep(3.0)
+        if fault == "flush":
+            redis_server.ask("FLUSHALL")
+        elif fault == "stop":
+            redis_server.signal(signal.SIGSTOP)
+            time.sleep(2.0)
+            redis_server.signal(signal.SIGCONT)
+        elif fault == "kill gateway":
+            three[0].process.kill()
+        passed = sorted(each for client in clients for each in client.result())
+    # A window that holds the whole of some requests is no longer than from the first one
+    # sent to the last one answered.
+    extra = {"none": 0.0, "flush": 100.0, "stop": 10.0, "kill gateway": 0.0}[fault]
+    answered = sorted(each for _, each in passed)
+    took = answered[-1] - passed[0][0]
+    assert len(passed) <= 100 + 100 * took + 10 + extra
+    assert len(passed) >= (0.8 if fault == "stop" else 0.9) * (100 + 100 * seconds)
