@@ -190,7 +190,7 @@ class Holding:
             self.alone.level += amount
 
     def _by_itself(self, now_s: float, gateways: int) -> _Alone:
-        """The bucket of who decides alone: since the last answer, at our part of the rate.
+        """The bucket of who decides alone: our part of what was left, and of the rate since then.
 
         All these buckets together fill at the rate of the shared one, and hold a
         :data:`SHARE` of it.
@@ -207,10 +207,9 @@ class Holding:
                     trust = (1.0 - MIXED_IN) * min(1.0, (self.at_s - self._since_s) / TRUST_S)
                     part = (1.0 - trust) * part + trust * share
                 most = max(1.0, SHARE * self.burst * part)
-            fresh = self.epoch is None
-            self.alone = _Alone(
-                self.rate_per_s * part, most, most if fresh else 0.0, now_s if fresh else self.at_s
-            )
+            # What was left by the last answer is everybody's.
+            level = most if self.epoch is None else min(most, part * self.level)
+            self.alone = _Alone(self.rate_per_s * part, most, level, self.at_s)
         return self.alone
 
     # --- calling ---
