@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Client, Gateway, chat_body, eventually, post
+from harness import Client, Gateway, Line, Received, chat_body, eventually, json_response, post
 from router_brain import RouterBrain, RouterServer
 
 from .scenes import closing, gateway_before, states
@@ -16,17 +16,31 @@ from .scenes import closing, gateway_before, states
 LOADED = [f"m{number}" for number in range(12)]
 BROKEN = [f"broken{number}" for number in range(4)]
 SLOW = "slow"
+REFUSING, PLAIN = "refusing", "plain"
 COMMENT = b": loading\n\n"
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
+class Server(RouterServer):
+    """One that does not always stream when it should."""
+
+    def answer(self, line: Line, request: Received) -> bool:
+        model = request.json["model"]
+        if model == REFUSING:
+            error = {"message": "no such grammar", "type": "invalid_request_error", "code": 400}
+            line.send(json_response({"error": error}, 400))
+        elif model == PLAIN:
+            line.send(json_response({"choices": []}))
+        return model in (REFUSING, PLAIN)
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, RouterBrain]]:
     """A gateway whose loads take a second, of which each test takes models of its own."""
-    load_s = dict.fromkeys((*LOADED, *BROKEN), 1.0) | {SLOW: 3600.0}
-    brain = RouterBrain(*LOADED, *BROKEN, SLOW, most=0, load_s=load_s, broken=BROKEN)
-    server = RouterServer(brain)
+    load_s = dict.fromkeys((*LOADED, *BROKEN, REFUSING, PLAIN), 1.0) | {SLOW: 3600.0}
+    brain = RouterBrain(*LOADED, *BROKEN, SLOW, REFUSING, PLAIN, most=0, load_s=load_s, broken=BROKEN)
+    server = Server(brain)
     hold = "min_s = 2.0\nmax_s = 2.0\ninterim_s = 0.1"
     with (
         closing(server),
@@ -155,6 +169,24 @@ def test_time_that_is_over_is_an_event_too(gateway: Gateway) -> None:
     data = ask(gateway, SLOW, "sse", stream=True)
     assert b'"code":"model_loading"' in data
     assert data.count(COMMENT) >= 3
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "code"),
+    [
+        (REFUSING, "no such grammar", "invalid_request_error"),
+        (PLAIN, "answered 200 in place of a stream", "upstream_error"),
+    ],
+)
+def test_what_a_backend_says_in_place_of_a_stream_is_an_event(
+    gateway: Gateway, model: str, words: str, code: str
+) -> None:
+    data = ask(gateway, model, "sse", stream=True)
+    assert data.startswith(b"HTTP/1.1 200 ")
+    assert data.count(b"HTTP/1.1 ") == 1, "there is one status"
+    error = json.loads(data.rpartition(b"data: ")[2].partition(b"\n\n")[0])["error"]
+    assert words in error["message"]
+    assert error["code"] == code
 
 
 def test_a_client_that_leaves_amid_signs_is_forgotten(scene: tuple[Gateway, RouterBrain]) -> None:
