@@ -74,6 +74,20 @@ class Told(Struct, frozen=True):
     pause_s: float
 
 
+def written(told: Told) -> str:
+    """As others can read it."""
+    return json.dumps({each: getattr(told, each) for each in Told.__struct_fields__})
+
+
+def read_told(text: bytes) -> Told | None:
+    """What was written down; ``None`` for what makes no sense."""
+    try:
+        said = json.loads(text)
+        return Told(str(said["id"]), str(said["backend"]), str(said["reason"]), float(said["pause_s"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 class Lock:
     """
     :ivar lost: somebody else has it, or may have it.
@@ -106,9 +120,7 @@ class Lock:
         """Write a failure down for the others, if the lock is still ours. Never fails."""
         if self._store is None:
             return Deferred.fromCoroutine(_nothing())
-        text = json.dumps(
-            {"id": told.id, "backend": told.backend, "reason": told.reason, "pause_s": told.pause_s}
-        )
+        text = written(told)
         kept_ms = max(1000, round(told.pause_s * 1000))
         return self._store.run(
             _TELL, [self.key, key], [self._value, text, kept_ms], within_s=WITHIN_S
@@ -234,12 +246,9 @@ class LoadLocks:
             return None
         try:
             text = await store.command("GET", self.told_key(model), within_s=WITHIN_S)
-            said = json.loads(text) if text else None
-            if said is None:
-                return None
-            return Told(str(said["id"]), str(said["backend"]), str(said["reason"]), float(said["pause_s"]))
-        except (StoreError, ValueError, KeyError, TypeError):
+        except StoreError:
             return None
+        return read_told(text) if text else None
 
     async def forget(self, model: str) -> None:
         """``model`` was loaded well: nobody need wait any more."""

@@ -19,13 +19,18 @@ from llmgw.core.hold import LoadTimes, Setbacks, remaining_s
 from llmgw.core.member import Standing
 from llmgw.core.placement import Nowhere, Place, Wait, place
 from llmgw.core.retry import retry_after
+from llmgw.discovery.etcd_client import EtcdOptions, check_etcd_options
+from llmgw.discovery.standing import read_options
 from llmgw.errors import GatewayError, ModelLoading, NoBackend
+from llmgw.etcd_locks import EtcdLocks
 from llmgw.load import Load
 from llmgw.load_locks import LoadLocks
 from llmgw.shelf import Shelf
 from llmgw.unloads import Unloads
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llmgw.config import BackendConfig, Config
     from llmgw.gateway.gateway import Gateway
     from llmgw.store.store import Store
@@ -56,7 +61,7 @@ class Loads:
         self.gateway = gateway
         self._reactor = gateway.reactor
         self._clock = gateway.clock
-        self.locks = LoadLocks(store, self._reactor, self._clock)
+        self.locks = _locks_of(config, store, self._reactor, self._clock)
         self.heard: dict[str, str] = {}  # model to the failure of another gateway that was taken in
         self._unwanted: set[str] = set()  # preloaded ones that the operator has unloaded
         self.unloads = Unloads(self)
@@ -316,3 +321,16 @@ class Loads:
 
     def _heard_leaving(self, _: Any) -> None:
         self._hearing = None
+
+
+def _locks_of(
+    config: Config, store: Store | None, reactor: Any, clock: Callable[[], float]
+) -> LoadLocks | EtcdLocks:
+    """What keeps gateways from loading the same at a time: the store, else the etcd in which
+    backends are found, else nothing."""
+    if store is None:
+        for table in config.discovery:
+            if table.plugin == "etcd":
+                options = read_options(EtcdOptions, table.options, check_etcd_options)
+                return EtcdLocks(options, reactor, clock)
+    return LoadLocks(store, reactor, clock)

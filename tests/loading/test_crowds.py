@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from harness import Answer, Gateway, chat_body, eventually, post
+from real_etcd import Etcd
 from redis_servers import RedisServer
 from router_brain import RouterBrain, RouterServer
 
@@ -60,8 +61,7 @@ def two_servers(most: int = 1, load_s: float = 0.3) -> tuple[RouterServer, Route
 
 def is_ready(gateway: Gateway) -> bool:
     """It knows the models of all its backends, and has its store."""
-    state = gateway.state
-    return state["store"]["up"] and all(each["models"] for each in state["loading"]["backends"])
+    return gateway.state["store"]["up"] and knows_models(gateway)
 
 
 def all_ready(*gateways: Gateway) -> None:
@@ -192,6 +192,34 @@ def test_the_lock_of_a_gateway_that_died_passes_on(tmp_path: Path, redis_server:
         assert server.brain.loads == ["m", "n"]
         with pytest.raises((AssertionError, OSError)):
             doomed.result(10)
+
+
+def test_two_gateways_that_share_an_etcd_load_once(tmp_path: Path, etcd: Etcd) -> None:
+    servers = two_servers(most=2)
+    for server in servers:
+        server.brain.broken = {"c"}
+    watched = Watched(*(server.brain for server in servers))
+    config = f'[[discovery]]\nplugin = "etcd"\nendpoints = ["{etcd.url}"]\n'
+    with ExitStack() as stack:
+        stack.enter_context(closing(*servers))
+        gateways = [
+            stack.enter_context(gateway_before(tmp_path / name, *servers, config=config, backoff_s=30.0))
+            for name in ("one", "two")
+        ]
+        for gateway in gateways:
+            eventually(functools.partial(knows_models, gateway))
+        crowd = Crowd()
+        asked = [crowd.ask(gateways[number % 2], MODELS[number % 3]) for number in range(36)]
+        assert statuses(asked) == {200: 24, 503: 12}
+        watched.stop(gateways=2)
+        assert sorted(watched.loads) == ["a", "b", "c", "c"], "the broken one once at each instance"
+        eventually(lambda: not etcd.keys("/llmgw-load/lock/"))
+        assert etcd.keys("/llmgw-load/failed/")
+
+
+def knows_models(gateway: Gateway) -> bool:
+    """It knows the models of all its backends."""
+    return all(each["models"] for each in gateway.state["loading"]["backends"])
 
 
 def test_without_its_store_a_gateway_loads_by_itself(tmp_path: Path, redis_server: RedisServer) -> None:

@@ -1,0 +1,182 @@
+"""One load for all gateways where what they share is an etcd: leases and transactions.
+
+As :mod:`llmgw.load_locks`, for a configuration that finds its backends in etcd and
+has no store. A lock is a key that is made if it is not there, under a lease that
+is renewed; its creation revision is the fence. The keys stand beside the prefix
+of the discovery and not below it, where every key is a backend.
+
+:source: etcd 3.5 API, ``/v3/lease/grant``, ``/v3/kv/txn``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from llmgw.discovery.etcd_client import EtcdClient
+from llmgw.discovery.etcd_protocol import b64
+from llmgw.load_locks import RENEW_S, SURE, TTL_S, Lock, Told, read_told, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from llmgw.discovery.etcd_client import EtcdOptions
+
+AWAY_S = 5.0
+"""An etcd that failed is not asked again for so long; until then this gateway decides by itself."""
+
+
+class EtcdLock(Lock):
+    """
+    :param lease: its id.
+    :param revision: at which the key was made.
+    """
+
+    def __init__(self, locks: EtcdLocks, key: str, lease: str, revision: str, asked_s: float) -> None:
+        super().__init__(None, key, f"{key}@{revision}", locks.reactor, locks.clock)
+        self._locks = locks
+        self._lease = lease
+        self._revision = revision
+        self._sure_until_s = asked_s + TTL_S * SURE
+        self._timer = locks.reactor.callLater(RENEW_S, self._renew)
+
+    @property
+    def valid(self) -> bool:
+        """Nobody else has it now."""
+        return not self.lost and self._clock() < self._sure_until_s
+
+    def tell(self, key: str, told: Told) -> Deferred[Any]:
+        """Write a failure down for the others, if the lock is still ours. Never fails."""
+        return Deferred.fromCoroutine(self._tell(key, told))
+
+    def release(self) -> Deferred[Any]:
+        """Give it back. Never fails; what cannot be given back expires."""
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._asking is not None:
+            self._asking.cancel()
+        return Deferred.fromCoroutine(self._locks.ask("/v3/lease/revoke", {"ID": self._lease}))
+
+    async def _tell(self, key: str, told: Told) -> None:
+        granted = await self._locks.ask("/v3/lease/grant", {"TTL": str(max(1, round(told.pause_s)))})
+        if granted is None:
+            return
+        same = {
+            "key": b64(self.key.encode()),
+            "target": "CREATE",
+            "result": "EQUAL",
+            "create_revision": self._revision,
+        }
+        put = {"key": b64(key.encode()), "value": b64(written(told).encode()), "lease": granted["ID"]}
+        await self._locks.ask("/v3/kv/txn", {"compare": [same], "success": [{"request_put": put}]})
+
+    def _renew(self) -> None:
+        self._timer = None
+        self._asking = Deferred.fromCoroutine(self._keep_alive())
+        self._asking.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        self._asking.addBoth(self._renew_later)
+
+    async def _keep_alive(self) -> None:
+        asked_s = self._clock()
+        kept = await self._locks.ask("/v3/lease/keepalive", {"ID": self._lease}, patient=True)
+        if kept is None:
+            return
+        if kept.get("result", {}).get("TTL"):
+            self._sure_until_s = asked_s + TTL_S * SURE
+        elif not self.lost:  # an expired lease has no TTL
+            self.lost = True
+
+
+class EtcdLocks:
+    """See :class:`llmgw.load_locks.LoadLocks`."""
+
+    log = Logger()
+
+    def __init__(self, options: EtcdOptions, reactor: Any, clock: Callable[[], float]) -> None:
+        self.reactor = reactor
+        self.clock = clock
+        self._options = options
+        self._prefix = options.prefix.rstrip("/") + "-load/"
+        self._client: EtcdClient | None = None
+        self._away_until_s = float("-inf")
+
+    @property
+    def shared(self) -> bool:
+        """Others may have locks now."""
+        return self.clock() >= self._away_until_s
+
+    async def take(self, *parts: str) -> Lock | None:
+        """The lock called ``parts``; ``None`` while somebody else has it."""
+        key = self._prefix + "lock/" + "/".join(parts)
+        asked_s = self.clock()
+        granted = await self.ask("/v3/lease/grant", {"TTL": str(round(TTL_S))})
+        if granted is None:
+            return Lock(None, key, "", self.reactor, self.clock)
+        lease = granted["ID"]
+        new = {"key": b64(key.encode()), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
+        put = {"key": b64(key.encode()), "value": b64(lease.encode()), "lease": lease}
+        made = await self.ask("/v3/kv/txn", {"compare": [new], "success": [{"request_put": put}]})
+        if made is None:
+            return Lock(None, key, "", self.reactor, self.clock)
+        if not made.get("succeeded"):
+            await self.ask("/v3/lease/revoke", {"ID": lease})
+            return None
+        return EtcdLock(self, key, lease, made["header"]["revision"], asked_s)
+
+    def told_key(self, model: str) -> str:
+        """Where failures of ``model`` are written down."""
+        return f"{self._prefix}failed/{model}"
+
+    async def told(self, model: str) -> Told | None:
+        """The last failure that some gateway has met with ``model``, while it is to be heeded."""
+        if not self.shared:
+            return None
+        found = await self.ask("/v3/kv/range", {"key": b64(self.told_key(model).encode())})
+        kvs = (found or {}).get("kvs") or []
+        return read_told(base64.b64decode(kvs[0]["value"])) if kvs else None
+
+    async def forget(self, model: str) -> None:
+        """``model`` was loaded well: nobody need wait any more."""
+        if self.shared:
+            await self.ask("/v3/kv/deleterange", {"key": b64(self.told_key(model).encode())})
+
+    async def tell_leaving(self, url: str, models: tuple[str, ...]) -> None:
+        """Other gateways see what leaves only when it has left: a word a second is more than
+        an etcd should be asked for."""
+
+    async def forget_leaving(self, url: str) -> None:
+        """Nothing was told."""
+
+    async def leaving(self, urls: list[str]) -> list[frozenset[str]]:
+        """Nothing is told."""
+        return [frozenset() for _ in urls]
+
+    async def ask(
+        self, path: str, body: Mapping[str, Any], *, patient: bool = False
+    ) -> dict[str, Any] | None:
+        """One call; ``None`` when it failed.
+
+        :param patient: a failure says nothing about the next call.
+        """
+        from llmgw.discovery.http_client import HttpClient, TlsFiles
+
+        options = self._options
+        if self._client is None:
+            files = TlsFiles(options.ca_file, options.cert_file, options.key_file)
+            self._client = EtcdClient(options, HttpClient(self.reactor, files, options.timeout_s))
+        try:
+            return await self._client.call(path, body)
+        except CancelledError:
+            raise
+        except Exception as error:
+            self._client.turn()
+            if not patient:
+                self._away_until_s = self.clock() + AWAY_S
+                self.log.warn("etcd gives no locks now: {why}", why=str(error) or json.dumps(path))
+            return None
