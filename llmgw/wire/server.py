@@ -388,7 +388,7 @@ class TurnedAway(Protocol):
 
     def connectionMade(self) -> None:
         transport = cast("ITCPTransport", self.transport)
-        transport.abortConnection()
+        transport.loseConnection()
 
 
 @implementer(IProtocolNegotiationFactory)

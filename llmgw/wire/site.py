@@ -28,6 +28,7 @@ BURST_WINDOW_S = 1.0
 UNPROVEN_SHARE = 4
 """A quarter of the connections may wait for their first request; then the oldest of these goes."""
 LEAST_UNPROVEN = 64
+GROUPS_KEPT = 4096
 
 
 class Site:
@@ -85,6 +86,8 @@ class Site:
         )
         # A new memo also forgets what was derived from heads by the old configuration.
         self.request_heads = RequestMemo(self.head_limits)
+        # Reading an address costs as much as everything else about a new connection's caps.
+        self._groups: dict[str, str] = {}
         self._trusted = [ipaddress.ip_network(text, strict=False) for text in limits.trusted_networks]
 
     @property
@@ -140,6 +143,14 @@ class Site:
 
     def _group(self, peer: str) -> str:
         """Whose count a peer belongs to: itself for IPv4, its /64 for IPv6, nobody's when exempt."""
+        group = self._groups.get(peer)
+        if group is None:
+            if len(self._groups) >= GROUPS_KEPT:
+                self._groups.clear()
+            group = self._groups[peer] = self._group_of(peer)
+        return group
+
+    def _group_of(self, peer: str) -> str:
         try:
             address = ipaddress.ip_address(peer.partition("%")[0])
         except ValueError:
