@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -32,17 +32,18 @@ def node(id: str = "a", **fields: Any) -> dict[str, Any]:
     return {**NODE, "id": id, **fields}
 
 
+def served(route: Any, files: Mapping[str, bytes]) -> None:
+    """The page's own modules, without a gateway."""
+    name = route.request.url.rpartition("/")[2]
+    route.fulfill(body=files.get(name, b""), content_type="text/javascript" if name else "text/html")
+
+
 @pytest.fixture(scope="module")
 def said(chromium: Any) -> Callable[..., list[str]]:
     """Sentences about nodes, with samples as the last minute's."""
     files = assets.load()
-
-    def serve(route: Any) -> None:
-        name = route.request.url.rpartition("/")[2]
-        route.fulfill(body=files.get(name, b""), content_type="text/javascript" if name else "text/html")
-
     page = chromium.new_page()
-    page.route("**/*", serve)
+    page.route("**/*", lambda route: served(route, files))
     page.goto("http://localhost/")
 
     def say(*nodes: dict[str, Any], samples: tuple[dict[str, Any], ...] = (), **state: Any) -> list[str]:
@@ -144,3 +145,56 @@ def test_what_is_wrong_with_the_gateway_itself(said: Callable[..., list[str]]) -
         "The discovery etcd has lost touch. The backends it told of are kept.",
         "Worker 2 is given up after too many ends; the log says how. A reload starts it again.",
     ]
+
+
+def test_gateways_and_workers_in_words(chromium: Any) -> None:
+    page = chromium.new_page()
+    files = assets.load()
+    page.route("**/*", lambda route: served(route, files))
+    page.goto("http://localhost/")
+
+    def shown(state: dict[str, Any]) -> str | None:
+        text: str | None = page.evaluate(
+            """async (state) => {
+              const { showPeers } = await import("/assets/side.js");
+              const [card, box] = [document.createElement("section"), document.createElement("div")];
+              document.body.append(card, box);
+              showPeers(card, box, state);
+              return card.hidden ? null : box.innerText;
+            }""",
+            state,
+        )
+        return text
+
+    assert shown({}) is None
+    assert shown({"workers": None, "peers": None, "store": None}) is None
+    text = shown(
+        {
+            "workers": [
+                {
+                    "number": 1,
+                    "pid": 7,
+                    "state": "serving",
+                    "why": "",
+                    "in_flight": 1,
+                    "uptime_s": 61,
+                    "restarts": 0,
+                },
+                {"number": 2, "pid": None, "state": "given up", "why": "", "in_flight": 0, "restarts": 3},
+            ],
+            "peers": {"others": 2, "heard_s_ago": 0.4, "shares": {"gpu-0": 3}},
+            "store": {"up": False, "place": "127.0.0.1:6379", "why": "refused"},
+        }
+    )
+    assert text is not None
+    for words in (
+        "worker 1: serving",
+        "pid 7, 1 request in flight, up 1 min",
+        "worker 2: given up",
+        "pid none, 0 requests in flight, 3 restarts",
+        "others that keep to the caps too",
+        "heard 0 s ago; our part: gpu-0 3",
+        "store: out of reach",
+        "127.0.0.1:6379, refused",
+    ):
+        assert words in text

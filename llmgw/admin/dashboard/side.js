@@ -1,7 +1,7 @@
 // Refusals, callers with their limits, and the processes that share the work.
 
 import { keyed, make, text, width } from "/assets/dom.js";
-import { figure, since } from "/assets/format.js";
+import { figure, plural, since } from "/assets/format.js";
 
 const MEANING = {
   overloaded: "every node of the model was at its cap",
@@ -68,25 +68,21 @@ export function showLimits(box, state) {
 
 // Only there when the state tells of more than this one process.
 export function showPeers(card, box, state) {
-  const rows = [
-    ...plain(state.workers).map((each) => ["worker", each]),
-    ...plain(state.gateways ?? state.peers).map((each) => ["gateway", each]),
-  ];
+  const rows = (state.workers ?? []).map((worker) => {
+    const facts = [`pid ${worker.pid ?? "none"}`, worker.why, `${plural(worker.in_flight, "request")} in flight`];
+    if (worker.uptime_s != null) facts.push(`up ${since(worker.uptime_s)}`);
+    if (worker.restarts) facts.push(plural(worker.restarts, "restart"));
+    return [`worker ${worker.number}: ${worker.state}`, "", facts.filter(Boolean).join(", ")];
+  });
+  const { peers, store } = state;
+  if (peers) {
+    const shares = Object.entries(peers.shares ?? {}).map(([node, share]) => `${node} ${share}`).sort();
+    const heard = peers.heard_s_ago == null ? "not heard yet" : `heard ${since(peers.heard_s_ago)} ago`;
+    rows.push(["others that keep to the caps too", peers.others, [heard, shares.length ? `our part: ${shares.join(", ")}` : ""].filter(Boolean).join("; ")]);
+  }
+  if (store) rows.push([`store: ${store.up ? "in reach" : "out of reach"}`, "", [store.place, store.why].filter(Boolean).join(", ")]);
   card.hidden = !rows.length;
-  list(
-    box,
-    "counts",
-    rows.map(([kind, each]) => {
-      const facts = Object.entries(each).filter(([key, value]) => !["id", "number", "name"].includes(key) && value != null && value !== "" && typeof value !== "object");
-      return [`${kind} ${each.id ?? each.number ?? each.name ?? each.pid ?? ""}`, "", facts.map(([key, value]) => `${key.replace(/_s$/, "").replaceAll("_", " ")} ${key.endsWith("_s") ? since(value) : value}`).join(", ")];
-    }),
-  );
-}
-
-function plain(value) {
-  if (Array.isArray(value)) return value.map((each) => (typeof each === "object" && each ? each : { id: each }));
-  if (value && typeof value === "object") return Object.entries(value).map(([id, each]) => (typeof each === "object" && each ? { id, ...each } : { id, value: each }));
-  return [];
+  list(box, "counts", rows);
 }
 
 function list(box, name, rows) {
