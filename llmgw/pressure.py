@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
-from llmgw.core.overload import Ladder, Level, OverloadRules
+from llmgw.core.overload import CALM_S, Ladder, Level, OverloadRules
 from llmgw.memory import Memory
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from llmgw.wire.site import Site
 
 BEAT_S = 0.25
+GIVE_BACK_EVERY_S = 30.0
+GIVE_BACK_BYTES = 32 << 20
+"""Free memory is returned to the system when the process has grown by so much since the last time."""
 CUT_AT_ONCE = 16
 """Stalled answers cut at one beat; the next beat sees whether that was enough."""
 
@@ -60,6 +63,8 @@ class Pressure:
         self._make_memory = memory
         self._due_s = 0.0
         self._waited_s = 0.0
+        self._gave_back_s = 0.0
+        self._smallest_bytes = 0
         self._call: IDelayedCall | None = None
         self._ladder = Ladder(OverloadRules())
         self.configure(config)
@@ -115,7 +120,9 @@ class Pressure:
         self._waited_s = waited_s
         before = self._ladder.level
         try:
-            level = self._ladder.beat(now_s, own_lag_s, self._memory.share())
+            share = self._memory.share()
+            self._give_back(now_s)
+            level = self._ladder.beat(now_s, own_lag_s, share)
             if level is not before:
                 self._changed(level)
             if level >= Level.CLOSED:
@@ -124,6 +131,19 @@ class Pressure:
                 self._site.cut_stalled(CUT_AT_ONCE)
         finally:
             self._arm()
+
+    def _give_back(self, now_s: float) -> None:
+        """Return free memory now and then; while memory is short, before anybody is refused for long."""
+        short = self._ladder.level > Level.CALM and self._ladder.by_memory
+        every_s = CALM_S if short else GIVE_BACK_EVERY_S
+        if now_s - self._gave_back_s < every_s:
+            return
+        memory = self._memory
+        self._smallest_bytes = min(self._smallest_bytes, memory.own_bytes)
+        if short or memory.own_bytes > self._smallest_bytes + GIVE_BACK_BYTES:
+            self._gave_back_s = now_s
+            memory.give_back()
+            self._smallest_bytes = memory.own_bytes
 
     def _changed(self, level: Level) -> None:
         self._gateway.overload = level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -101,3 +102,18 @@ def test_a_group_whose_usage_is_gone_leaves_our_own(tmp_path: Path) -> None:
 def test_this_machine_tells() -> None:
     share = Memory().share()
     assert share is None or 0 < share < 1
+
+
+def test_what_was_freed_is_given_back() -> None:
+    memory = Memory()
+    memory.share()
+    before = memory.own_bytes
+    held = [ctypes.create_string_buffer(b"x" * 50_000) for _ in range(2000)]
+    last = held[-1]
+    memory.share()
+    grown = memory.own_bytes
+    del held
+    memory.give_back()
+    assert before + (40 << 20) < grown
+    assert memory.own_bytes < grown - (40 << 20)
+    assert last.value

@@ -33,6 +33,12 @@ class Memory:
 
     limit_bytes: int | None = 1000
     now: float | None = 0.1
+    own_bytes = 50 << 20
+    given_back = 0
+
+    def give_back(self) -> None:
+        self.given_back += 1
+        self.own_bytes = 60 << 20
 
     def share(self) -> float | None:
         return self.now
@@ -119,6 +125,29 @@ def test_at_the_end_of_memory_stalled_answers_are_cut_at_each_beat() -> None:
         "memory": 0.99,
         "memory_limit_bytes": 1000,
     }
+
+
+def test_free_memory_is_given_back_now_and_then() -> None:
+    bench = Bench()
+    for _ in range(200):
+        bench.beat()
+    assert bench.memory.given_back == 1  # what the start left behind
+    bench.memory.own_bytes = 90 << 20
+    for _ in range(200):
+        bench.beat()
+    assert bench.memory.given_back == 1
+    bench.memory.own_bytes = 93 << 20
+    for _ in range(200):
+        bench.beat()
+    assert bench.memory.given_back == 2
+
+
+def test_while_memory_is_short_it_is_given_back_often() -> None:
+    bench = Bench()
+    bench.memory.now = 0.86
+    for _ in range(25):
+        bench.beat()
+    assert bench.memory.given_back == 3
 
 
 def test_new_figures_count_from_the_next_beat() -> None:

@@ -100,6 +100,11 @@ class Ladder:
         self._held_s = now_s
         self._since = Level.CALM
 
+    @property
+    def by_memory(self) -> bool:
+        """Memory alone, less its margin, is enough for some level."""
+        return self._reached(0.0, self.memory, MEMORY_MARGIN) > Level.CALM
+
     def _reached(self, lag_s: float, memory: float | None, margin: float) -> Level:
         """The level that the figures name; ``margin`` lowers memory's thresholds."""
         rules = self.rules

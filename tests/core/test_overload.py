@@ -58,6 +58,16 @@ def test_the_higher_figure_holds() -> None:
     assert climb([0.11] * 2, 0.96).level == Level.CLOSED
 
 
+def test_it_knows_what_memory_has_to_do_with_it() -> None:
+    assert [
+        climb([lag_s] * 2, memory).by_memory for lag_s, memory in ((0.3, 0.2), (0.0, 0.81), (0.3, None))
+    ] == [
+        False,
+        True,
+        False,
+    ]
+
+
 def test_one_late_beat_is_over_when_it_is_seen() -> None:
     assert climb([0.0, 0.0, 5.0, 0.0, 0.0]).level == Level.CALM
     assert climb([5.0]).level == Level.CALM
