@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater, react
 
 from llmgw.ratelimit.local import LocalRateLimiter
-from llmgw.ratelimit.redis import RedisRateLimiterFactory
+from llmgw.ratelimit.plugin import RedisRateLimiterFactory
 from llmgw.values import Cost, Decision, Policy, Usage
 
 POLICIES = (Policy("p", requests_per_minute=1e6, tokens_per_minute=1e9, concurrent=10_000),)

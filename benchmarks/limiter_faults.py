@@ -33,17 +33,19 @@ sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parents[1] / "tests" / 
 
 RATE, BURST = 100.0, 100.0
 STAMP = struct.Struct("=d")
+Note = tuple[float, int, bool]
+"""When it was decided, for which key, and whether it was allowed."""
 
 # --- one limiter process ---------------------------------------------------------
 
 
 def work(url: str, sentinel: str, on_loss: str, arrivals: Path, notes: Path, keys: int) -> None:
-    """Wait for a line with the time to begin, then admit at each arrival; note each admission at once."""
+    """Wait for a line with the time to begin, then admit at each arrival; note each decision at once."""
     from twisted.internet import reactor
     from twisted.internet.defer import Deferred
     from twisted.internet.task import LoopingCall
 
-    from llmgw.ratelimit.redis import RedisRateLimiterFactory
+    from llmgw.ratelimit.plugin import RedisRateLimiterFactory
     from llmgw.values import Cost, Decision, Policy, Usage
 
     reactor.seconds = time.monotonic  # type: ignore[attr-defined]
@@ -57,8 +59,8 @@ def work(url: str, sentinel: str, on_loss: str, arrivals: Path, notes: Path, key
     begin_s = 0.0
 
     def note(decision: Decision, key: int) -> None:
+        out.write(STAMP.pack(time.monotonic()) + bytes([key, decision.allowed]))
         if decision.allowed:
-            out.write(STAMP.pack(time.monotonic()) + bytes([key]))
             limiter.settle(decision.reservation, Usage())
 
     def turn() -> None:
@@ -100,7 +102,6 @@ class Worker:
         self.notes = folder / f"notes-{number}"
         arrivals = folder / f"arrivals-{number}"
         arrivals.write_bytes(b"".join(map(STAMP.pack, times)))
-        self.offered = len(times)
         command = [
             sys.executable,
             str(HERE),
@@ -133,11 +134,15 @@ class Worker:
             self.process.kill()
             self.process.wait()
 
-    def admitted(self) -> list[tuple[float, int]]:
-        """When, and for which key."""
+    def noted(self) -> list[Note]:
+        """Every decision."""
         data = self.notes.read_bytes()
-        step = STAMP.size + 1
-        return [(STAMP.unpack_from(data, at)[0], data[at + STAMP.size]) for at in range(0, len(data), step)]
+        step = STAMP.size + 2
+        whole = len(data) - len(data) % step
+        return [
+            (STAMP.unpack_from(data, at)[0], data[at + STAMP.size], bool(data[at + STAMP.size + 1]))
+            for at in range(0, whole, step)
+        ]
 
 
 # --- what is done to them ---------------------------------------------------------
@@ -237,7 +242,7 @@ class Stage:
             time.sleep(max(0.0, begin_s + self.row.seconds - time.monotonic()))
             for worker in self.workers:
                 worker.end()
-            notes = sorted(note for worker in self.workers for note in worker.admitted())
+            notes = sorted(note for worker in self.workers for note in worker.noted())
         finally:
             for worker in self.workers:
                 worker.process.kill()
@@ -246,8 +251,7 @@ class Stage:
                 with contextlib.suppress(ProcessLookupError):
                     server.signal(signal.SIGCONT)
                 server.kill()
-        offered = sum(worker.offered for worker in self.workers)
-        return Outcome(self.row, offered, [(at - begin_s, key) for at, key in notes])
+        return Outcome(self.row, notes)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -311,14 +315,13 @@ class Outcome:
     """What came of it."""
 
     row: Row
-    offered: int
-    notes: list[tuple[float, int]] = field(repr=False)
+    notes: list[Note] = field(repr=False)
 
-    def excess(self, key: int = 0) -> float:
+    def excess(self, key: int) -> float:
         """Admitted beyond ``rate x window`` for one key, in its worst window."""
         from fleet import excess
 
-        return excess([at for at, each in self.notes if each == key], RATE)
+        return excess([at for at, each, allowed in self.notes if each == key and allowed], RATE)
 
     @property
     def most(self) -> float:
@@ -330,10 +333,20 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """Of what could have been admitted, the least of all keys."""
-        could = min(self.offered / self.row.keys, BURST + RATE * self.row.seconds)
-        counts = [sum(each == key for _, each in self.notes) for key in range(self.row.keys)]
-        return min(counts) / could
+        """Admitted, of what one bucket would have admitted at these very moments; the least of all keys."""
+        return min(self._utilisation(key) for key in range(self.row.keys))
+
+    def _utilisation(self, key: int) -> float:
+        level, last, could, did = BURST, 0.0, 0, 0
+        for at, each, allowed in self.notes:
+            if each == key:
+                level = min(BURST, level + (at - last) * RATE)
+                last = at
+                did += allowed
+                if level >= 1.0:
+                    level -= 1.0
+                    could += 1
+        return did / could
 
     @property
     def kept(self) -> bool:

@@ -111,7 +111,7 @@ from llmgw.loading.command import CommandFactory  # noqa: E402
 from llmgw.loading.llamacpp_router import LlamaCppRouterFactory  # noqa: E402
 from llmgw.loading.ollama import OllamaFactory  # noqa: E402
 from llmgw.ratelimit.local import LocalRateLimiterFactory  # noqa: E402
-from llmgw.ratelimit.redis import RedisRateLimiterFactory  # noqa: E402
+from llmgw.ratelimit.plugin import RedisRateLimiterFactory  # noqa: E402
 
 deny_pattern = DenyPatternFactory()
 llamacpp_health = LlamaCppHealthFactory()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmgw.core.holding import Holding
 from llmgw.core.places import Places
+from llmgw.values import LimitState
 
 if TYPE_CHECKING:
     from llmgw.values import Cost, Policy
@@ -169,6 +170,36 @@ class Ledger:
             and (self.requests is None or self.requests.at_rest(now_s))
             and (self.tokens is None or self.tokens.at_rest(now_s))
         )
+
+
+def tightest(ledgers: list[Ledger], now_s: float) -> tuple[LimitState | None, LimitState | None]:
+    """The request and the token limit with the least left, of the policies that are enforced."""
+    requests = tokens = None
+    requests_left = tokens_left = 0.0
+    requests_limit = tokens_limit = 0
+    for ledger in ledgers:
+        if ledger.policy.enforce:
+            holding = ledger.requests
+            if holding is not None:
+                left = holding.left(now_s) + holding.held
+                if requests is None or left < requests_left:
+                    requests, requests_left, requests_limit = holding, left, ledger.requests_limit
+            holding = ledger.tokens
+            if holding is not None:
+                left = holding.left(now_s) + holding.held
+                if tokens is None or left < tokens_left:
+                    tokens, tokens_left, tokens_limit = holding, left, ledger.tokens_limit
+    return (
+        None if requests is None else state_of(requests, requests_left, requests_limit),
+        None if tokens is None else state_of(tokens, tokens_left, tokens_limit),
+    )
+
+
+def state_of(holding: Holding, left: float, limit: int) -> LimitState:
+    """``left`` of a limit, for the headers."""
+    remaining = limit if left > limit else floor(left) if left > 0.0 else 0
+    reset_s = (holding.burst - left) / holding.rate_per_s
+    return LimitState(limit, remaining, reset_s if reset_s > 0.0 else 0.0)
 
 
 def _holding(old: Holding | None, per_minute: float | None, burst_s: float, now_s: float) -> Holding | None:

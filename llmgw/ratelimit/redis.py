@@ -14,28 +14,23 @@ import hmac
 import random
 import secrets
 from collections import OrderedDict
-from math import floor
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
-from twisted.plugin import IPlugin
 from zope.interface import implementer
 
-from llmgw.config import parse_store
-from llmgw.errors import ConfigError, ConfigFault
-from llmgw.interfaces import CONTRACT, IRateLimiter, IRateLimiterFactory
-from llmgw.ratelimit.ledger import ASK, Ledger
-from llmgw.values import Cost, Decision, LimitState, Policy, Usage
+from llmgw.interfaces import IRateLimiter
+from llmgw.ratelimit.asking import Waiting, parts_of
+from llmgw.ratelimit.calls import Calls
+from llmgw.ratelimit.ledger import ASK, Ledger, state_of, tightest
+from llmgw.values import Cost, Decision, Policy, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from llmgw.core.holding import Holding
-    from llmgw.ratelimit.calls import Calls, Part
+    from llmgw.ratelimit.calls import Part
     from llmgw.ratelimit.ledger import Charge
     from llmgw.store.store import Store
-
-ON_LOSS = ("local", "open", "closed")
 
 SHADOW = "Requests that limits which only count would have refused."
 
@@ -44,20 +39,6 @@ WAIT_S = 0.02
 
 SWEPT_PER_NEWCOMER = 4
 """As in the limiter ``local``: above 1, so that the sweep outruns growth."""
-
-
-class _Waiting:
-    """A request that waits for the store."""
-
-    __slots__ = ("cost", "decided", "ledgers", "since_s")
-
-    def __init__(
-        self, ledgers: list[Ledger], cost: Cost, since_s: float, decided: Deferred[Decision]
-    ) -> None:
-        self.ledgers = ledgers
-        self.cost = cost
-        self.since_s = since_s
-        self.decided = decided
 
 
 @implementer(IRateLimiter)
@@ -93,7 +74,7 @@ class RedisRateLimiter:
         self._dice = dice or random.Random()
         self._remembered = remembered
         self._ledgers: OrderedDict[tuple[str, str], Ledger] = OrderedDict()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._expiry: Any = None
         self._turn: Any = None
         self._hurried: dict[Ledger, None] = {}
@@ -105,8 +86,6 @@ class RedisRateLimiter:
 
     def use_store(self, store: Store) -> None:
         """Share limits through ``store``; called before the reactor runs."""
-        from llmgw.ratelimit.calls import Calls  # reads the script
-
         gateway = secrets.token_hex(6)
         self._calls = Calls(store, self._reactor, gateway, self._parts, self._answered, self._dice)
         self._prefix = store.key("rl")
@@ -235,8 +214,8 @@ class RedisRateLimiter:
             0.0,
             "",
             "",
-            None if requests is None else _state(requests, requests_left, requests_limit),
-            None if tokens is None else _state(tokens, tokens_left, tokens_limit),
+            None if requests is None else state_of(requests, requests_left, requests_limit),
+            None if tokens is None else state_of(tokens, tokens_left, tokens_limit),
         )
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
@@ -284,7 +263,7 @@ class RedisRateLimiter:
             return decision
         self.waited += 1
         decided: Deferred[Decision] = Deferred(self._forget)
-        self._waiting.append(_Waiting(ledgers, cost, now_s, decided))
+        self._waiting.append(Waiting(ledgers, cost, now_s, decided))
         for ledger in ledgers:
             self._hurry(ledger)
         if self._expiry is None:
@@ -314,7 +293,7 @@ class RedisRateLimiter:
             else:
                 shadows.append(ledger.policy.name)
         if refusal is not None:
-            requests, tokens = _tightest(chargeable, now_s)
+            requests, tokens = tightest(chargeable, now_s)
             return Decision(False, None, refusal[0], refused_by, refusal[1], requests, tokens)
         if unknown:
             return None
@@ -324,7 +303,7 @@ class RedisRateLimiter:
         ]
         for shadow in shadows:
             self.shadow_refused[shadow] = self.shadow_refused.get(shadow, 0) + 1
-        requests, tokens = _tightest(chargeable, now_s)
+        requests, tokens = tightest(chargeable, now_s)
         return Decision(True, charges, 0.0, "", "", requests, tokens)
 
     # --- waiting ---
@@ -361,7 +340,7 @@ class RedisRateLimiter:
                 for ledger in one.ledgers:
                     self._hurry(ledger)
 
-    def _serve(self, waiting: list[_Waiting], now_s: float, alone: bool) -> None:
+    def _serve(self, waiting: list[Waiting], now_s: float, alone: bool) -> None:
         """Decide for those for whom it can be decided, in the order they came."""
         decisions = [(one, self._decide(one.ledgers, one.cost, now_s, alone)) for one in waiting]
         done = {id(one) for one, decision in decisions if decision is not None}
@@ -384,40 +363,7 @@ class RedisRateLimiter:
             calls.send(self._parts(hurried, self._clock()))
 
     def _parts(self, ledgers: Iterable[Ledger], now_s: float) -> list[Part]:
-        """What to say for these ledgers, and for those who wait for them."""
-        calls = self._calls
-        # Units, units of the first, whether it is too big; and requests for places.
-        needs: dict[Any, tuple[float, float, bool]] = {}
-        queues: dict[Any, int] = {}
-        for one in self._waiting:
-            for ledger in one.ledgers:
-                for holding, amount in (
-                    (ledger.requests, one.cost.requests),
-                    (ledger.tokens, one.cost.tokens),
-                ):
-                    if holding is not None:
-                        whole = amount if amount <= holding.whole else holding.whole
-                        waiting, head, big = needs.get(holding, (0.0, whole, amount > whole))
-                        needs[holding] = (waiting + whole, head, big)
-                if ledger.places is not None:
-                    queues[ledger.places] = queues.get(ledger.places, 0) + 1
-        parts: list[Part] = []
-        gateways, epoch, taking = calls.gateways, calls.epoch, not calls.alone
-        for ledger in ledgers:
-            for holding, name in ((ledger.requests, ledger.names[0]), (ledger.tokens, ledger.names[1])):
-                if holding is not None and holding.asked is None:
-                    waiting, head, big = needs.get(holding, (0.0, 0.0, False))
-                    ask = holding.ask(
-                        now_s, gateways, epoch, waiting=waiting, head=head, big=big, taking=taking
-                    )
-                    if ask is not None:
-                        parts.append((holding, ask, name))
-            places = ledger.places
-            if places is not None and places.asked is None:
-                wish = places.ask(now_s, gateways, epoch, waiting=queues.get(places, 0), taking=taking)
-                if wish is not None:
-                    parts.append((places, wish, ledger.names[2]))
-        return parts
+        return parts_of(ledgers, self._waiting, self._calls, now_s)
 
     # --- ledgers ---
 
@@ -438,65 +384,3 @@ class RedisRateLimiter:
                 name, ledger = ledgers.popitem(last=False)
                 if not ledger.says_nothing(now_s):
                     ledgers[name] = ledger
-
-
-def _tightest(ledgers: list[Ledger], now_s: float) -> tuple[LimitState | None, LimitState | None]:
-    """The request and the token limit with the least left, of the policies that are enforced."""
-    requests = tokens = None
-    requests_left = tokens_left = 0.0
-    requests_limit = tokens_limit = 0
-    for ledger in ledgers:
-        if ledger.policy.enforce:
-            holding = ledger.requests
-            if holding is not None:
-                left = holding.left(now_s) + holding.held
-                if requests is None or left < requests_left:
-                    requests, requests_left, requests_limit = holding, left, ledger.requests_limit
-            holding = ledger.tokens
-            if holding is not None:
-                left = holding.left(now_s) + holding.held
-                if tokens is None or left < tokens_left:
-                    tokens, tokens_left, tokens_limit = holding, left, ledger.tokens_limit
-    return (
-        None if requests is None else _state(requests, requests_left, requests_limit),
-        None if tokens is None else _state(tokens, tokens_left, tokens_limit),
-    )
-
-
-def _state(holding: Holding, left: float, limit: int) -> LimitState:
-    remaining = limit if left > limit else floor(left) if left > 0.0 else 0
-    reset_s = (holding.burst - left) / holding.rate_per_s
-    return LimitState(limit, remaining, reset_s if reset_s > 0.0 else 0.0)
-
-
-@implementer(IPlugin, IRateLimiterFactory)
-class RedisRateLimiterFactory:
-    """Builds :class:`RedisRateLimiter`."""
-
-    name = "redis"
-    description = "One count for all gateways, through a shared Redis or Valkey."
-    contract = CONTRACT
-
-    def build(self, options: Mapping[str, Any], reactor: Any) -> RedisRateLimiter:
-        """With ``url`` or ``sentinels`` it brings its own store, else it gets that of ``[store]``.
-
-        :param options: ``on_redis_loss``, and the keys of ``[store]``.
-        :raise ConfigError: an option is wrong.
-        """
-        from llmgw.store.store import Store
-
-        faults: list[ConfigFault] = []
-        rest = dict(options)
-        on_loss = rest.pop("on_redis_loss", "local")
-        if on_loss not in ON_LOSS:
-            faults.append(ConfigFault("on_redis_loss", f"must be one of {', '.join(ON_LOSS)}"))
-        store = None
-        try:
-            config = parse_store(rest)
-        except ConfigError as error:
-            faults += error.faults
-        else:
-            store = Store(config, reactor) if config else None
-        if faults:
-            raise ConfigError(faults)
-        return RedisRateLimiter(reactor, on_loss=on_loss, store=store)

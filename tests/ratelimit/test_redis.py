@@ -9,7 +9,8 @@ from lease_model import Model, ModelStore
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from llmgw.ratelimit.redis import RedisRateLimiter, RedisRateLimiterFactory
+from llmgw.ratelimit.plugin import RedisRateLimiterFactory
+from llmgw.ratelimit.redis import RedisRateLimiter
 from llmgw.testing.rate_limits import RateLimiterContract
 from llmgw.values import Cost, Decision, Policy, Usage
 

@@ -20,7 +20,8 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.task import Clock, deferLater
 from twisted.python.failure import Failure
 
-from llmgw.ratelimit.redis import RedisRateLimiter, RedisRateLimiterFactory
+from llmgw.ratelimit.plugin import RedisRateLimiterFactory
+from llmgw.ratelimit.redis import RedisRateLimiter
 from llmgw.testing.rate_limits import RateLimiterContract
 from llmgw.values import Cost, Decision, Policy, Usage
 
