@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
     """Candidates with score and reason, those left out with why, and the choice.
 
-    The router is asked on a copy, so that asking changes nothing.
+    The router is asked on a copy, so that asking changes nothing: first for the
+    choice, then for each candidate as if it were alone.
 
     :raise GatewayError: what the request would be answered with.
     """
@@ -69,7 +70,7 @@ def _choice(answer: Choice | Backend | None) -> Choice | None:
 
 def _judged(router: Any, request: Request, backend: Backend, now_s: float) -> dict[str, Any]:
     """One candidate as the router sees it when it is alone."""
-    choice = _choice(copy.deepcopy(router).choose(request, [backend], now_s))
+    choice = _choice(router.choose(request, [backend], now_s))
     profile = backend.profile
     return {
         "backend": backend.id,

@@ -22,6 +22,7 @@ with the profile alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from math import inf
 from random import Random
 from typing import Any
@@ -120,6 +121,14 @@ class ExpectedTtft:
         return cls(**read_numbers(options, OPTIONS))
 
     # --- choosing -----------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExpectedTtft:
+        """A copy to be asked and thrown away, as ``explain`` does: the index, which may be
+        large and which choosing only reads, is shared."""
+        memo[id(self._index)] = self._index
+        made = object.__new__(ExpectedTtft)
+        made.__dict__.update(deepcopy(self.__dict__, memo))
+        return made
 
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
         """O(n), a few multiplications each, and some look-ups for the prefix."""

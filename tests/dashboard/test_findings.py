@@ -198,3 +198,12 @@ def test_gateways_and_workers_in_words(chromium: Any) -> None:
         "127.0.0.1:6379, refused",
     ):
         assert words in text
+
+
+def test_what_is_loaded_and_who_is_held_for_it(said: Callable[..., list[str]]) -> None:
+    loading = {"under_way": {"big": {"backend": "a", "for_s": 4.0, "expected_s": 16.0}}}
+    assert said(node(), loading=loading, holding={"big": 3}) == [
+        "warn: big is being loaded on a, about 12.0 s left; 3 requests are held for it."
+    ]
+    loading["under_way"] = {"new": {"backend": None, "for_s": None, "expected_s": None}}
+    assert said(node(), loading=loading, holding={}) == ["warn: new is being loaded."]

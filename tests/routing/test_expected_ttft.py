@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -748,3 +749,14 @@ def test_a_line_never_falls_below_nothing() -> None:
 def test_being_left_out_outweighs_any_cost() -> None:
     assert OUT_S > 1000.0
     assert len(PrefixIndex(10)) == 0
+
+
+def test_a_copy_that_is_asked_shares_the_index_and_nothing_else() -> None:
+    play = Play({"a": 1000.0, "b": 1000.0})
+    copied = deepcopy(play.router)
+    assert copied._index is play.router._index
+    before = set(play.router._lanes)
+    stranger = Backend("stranger", 1.0, 4)
+    assert copied.choose(Request("x", "m", 10), [stranger], play.now_s) is not None
+    assert set(play.router._lanes) == before
+    assert "stranger" in copied._lanes

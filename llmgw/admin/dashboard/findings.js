@@ -97,6 +97,13 @@ export function findings(state, past) {
   if (taking.length && taking.every((node) => node.in_flight >= node.cap)) {
     add("warn", "Every slot is taken.");
   }
+  for (const [model, load] of Object.entries(state.loading?.under_way ?? {})) {
+    const held = state.holding?.[model];
+    const where = load.backend ? ` on ${load.backend}` : "";
+    const left = load.for_s != null && load.expected_s != null ? Math.max(0, load.expected_s - load.for_s) : null;
+    const soon = left == null ? "" : `, about ${seconds(left)} left`;
+    add("warn", `${model} is being loaded${where}${soon}${held ? `; ${plural(held, "request is", "requests are")} held for it` : ""}.`);
+  }
   if (state.waiting) add("warn", `${plural(state.waiting, "request waits", "requests wait")} for a slot.`);
   const refused = past.counts((sample) => sample.rejected, RECENT_S);
   const ours = refused.filter(([code]) => OURS.has(code));
