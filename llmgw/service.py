@@ -280,6 +280,7 @@ class GatewayService(Service):
         drain = self.config.drain
         self.draining = True
         self.notifier.stopping(drain.lame_duck_s + drain.finish_s + drain.abort_s)
+        self.site.patient = not self._interrupted
         if self.relieved:
             # Idle connections are kept for the lame duck time, so that a request
             # that is on its way to one is answered, and told that it was the last.

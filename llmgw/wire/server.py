@@ -45,6 +45,9 @@ RATE_GRACE_S = 5.0
 JUST_CAME_S = 2.0
 """A connection without a request is not closed as idle before."""
 
+ANSWERED_S = 1.0
+"""Nor one that has been idle for less: its client may be sending the next one now."""
+
 LINGER_S = 2.0
 """How long we read and discard after a refusal, so that a reset does not
 overtake the answer (RFC 9112 section 9.6)."""
@@ -72,7 +75,7 @@ class ClientConnection(Protocol):
         self._reader = RequestReader(self, site.head_limits, site.request_heads)
         self._source: Source | None = None
         self._served = 0
-        self._opened_s = site.clock()
+        self._opened_s = self._idle_since_s = site.clock()
         self._dead = False
         self._reading_paused = False
         self._starting = False
@@ -88,7 +91,7 @@ class ClientConnection(Protocol):
             transport.setTcpNoDelay(True)
         except (AttributeError, OSError):
             pass  # not TCP
-        self._opened_s = self.site.clock()
+        self._opened_s = self._idle_since_s = self.site.clock()
         timeouts = self.site.timeouts
         is_tls = isinstance(transport, TLSMemoryBIOProtocol)
         self.deadline_s = self._opened_s + (timeouts.tls_handshake_s if is_tls else timeouts.request_head_s)
@@ -202,6 +205,7 @@ class ClientConnection(Protocol):
             self._goodbye(unread=not incoming.complete)
             return
         now_s = self.site.clock()
+        self._idle_since_s = now_s
         self.deadline_s = now_s + self.site.keepalive_s
         if not incoming.complete:
             # The rest of a refused body is read and dropped before the next head.
@@ -259,12 +263,15 @@ class ClientConnection(Protocol):
 
     @property
     def awaited(self) -> bool:
-        """A request is on its way: some of it is here, or the client has only just come,
-        and not to hear that it came in vain."""
+        """A request is on its way: some of it is here; or the client has only just come,
+        and not to hear that it came in vain; or it had its answer a moment ago, in which
+        it was not told that it was the last."""
         if self._dead or self.current is not None:
             return False
-        just_came = self._served == 0 and self.site.clock() - self._opened_s < JUST_CAME_S
-        return just_came or self._state() == "head"
+        if self._state() == "head":
+            return True
+        patience_s = ANSWERED_S if self._served else JUST_CAME_S
+        return self.site.patient and self.site.clock() - self._idle_since_s < patience_s
 
     def close_if_idle(self) -> bool:
         """Close when no request is at work or on its way. :return: whether it did."""

@@ -40,6 +40,7 @@ class Site:
     :ivar shedding: idle connections stay :data:`SHEDDING_KEEPALIVE_S` only.
     :ivar accepting: else every new connection is closed at once.
     :ivar draining: every answer closes its connection.
+    :ivar patient: who may be about to send a request is not idle.
     :ivar held_bytes: request bodies in memory now.
     :ivar refusals: count of refused connections and requests by reason.
     """
@@ -61,6 +62,7 @@ class Site:
         self.fault_answer = fault_answer
         self.connections: set[ClientConnection] = set()
         self.draining = False
+        self.patient = True
         self.shedding = False
         self.accepting = True
         self.held_bytes = 0

@@ -595,21 +595,26 @@ def test_drain_by_the_admin_listener_is_as_sigterm(tmp_path: Path, backend: Scri
 def test_a_request_that_is_on_its_way_when_the_end_begins_is_answered(
     tmp_path: Path, backend: Scripted
 ) -> None:
-    """From a client that has just come, and from one that has sent half of it."""
+    """From a client that has just come, from one that has sent half of it, and from one
+    whose answer began before and is over only now."""
+    stop = threading.Event()
+    backend.play(ticking(stop))  # type: ignore[arg-type]
     gateway = Gateway(tmp_path, "[drain]\nlame_duck_s = 0.0\nfinish_s = 20.0\n" + backend_table(backend))
-    whole = post()
+    whole = post(body=chat_body(stream=True))
     try:
         with gateway.client() as used, gateway.client() as half, gateway.client() as new:
             used.send(whole)
-            assert used.read_answer().status == 200
+            used.read_until(b"tick")
             half.send(whole[:30])
             eventually(lambda: gateway.state["connections"] == 3)
             gateway.process.send_signal(signal.SIGTERM)
             eventually(lambda: refused(gateway.port), 5)
-            assert used.is_closed()
+            stop.set()
             new.send(whole)
             half.send(whole[30:])
-            for client in (new, half):
+            used.read_until(LAST_CHUNK)
+            used.send(whole)
+            for client in (new, half, used):
                 answer = client.read_answer()
                 assert (answer.status, answer.get("connection")) == (200, "close")
         assert gateway.process.wait(10) == 0
