@@ -148,7 +148,8 @@ class DnsDiscovery(Standing):
             except Exception:
                 self.log.failure("{source}: a fault of our own", source=self._called)
                 wait_s = self._options.most_s
-            await deferLater(self._reactor, wait_s)
+            if self._update is not None:
+                await deferLater(self._reactor, wait_s)
 
     async def _round(self) -> float:
         """Ask everything once, and tell what is new. :return: seconds to the next round."""

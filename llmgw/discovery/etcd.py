@@ -94,7 +94,8 @@ class EtcdDiscovery(Standing):
             except Exception:
                 self.log.failure("{source}: a fault of our own", source=self._called)
                 self._mirror.revision = None
-            await deferLater(self._reactor, self._backoff.next_s())
+            if self._update is not None:
+                await deferLater(self._reactor, self._backoff.next_s())
 
     async def _read(self, client: EtcdClient) -> None:
         self._mirror.load(await client.call("/v3/kv/range", self._mirror.range_request()))

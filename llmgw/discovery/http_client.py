@@ -7,7 +7,7 @@ connection, so that they may be changed at any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ from twisted.internet import error, ssl
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.python.failure import Failure
 from twisted.python.filepath import FilePath
-from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool, ResponseFailed
+from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
@@ -295,8 +295,8 @@ def _told(fault: Exception) -> Exception:
         return fault
     if isinstance(fault, error.ConnectingCancelledError):
         return CancelledError()  # an endpoint's own word for it
-    if isinstance(fault, ResponseFailed):
-        values = [reason.value for reason in fault.reasons]
+    values = list(_causes(fault))
+    if len(values) > 1:
         for value in values:
             if isinstance(value, CancelledError):
                 return value
@@ -307,8 +307,15 @@ def _told(fault: Exception) -> Exception:
                 return AwayError("TLS: the certificate is for another name")
         if any(isinstance(value, error.ConnectionDone | error.ConnectionLost) for value in values):
             return AwayError("it closed the connection before its answer was whole")
-        return AwayError(f"it answered with something that is not HTTP: {_one_line(values[0])}")
+        return AwayError(f"it answered with something that is not HTTP: {_one_line(values[-1])}")
     return AwayError(_one_line(fault))
+
+
+def _causes(fault: BaseException) -> Iterator[BaseException]:
+    """What an agent's error is made of, which may lie several deep."""
+    yield fault
+    for reason in getattr(fault, "reasons", ()):
+        yield from _causes(reason.value)
 
 
 def _one_line(fault: BaseException) -> str:

@@ -137,7 +137,8 @@ class KubernetesDiscovery(Standing):
             except Exception:
                 self.log.failure("{source}: a fault of our own", source=self._called)
                 self._slices.version = None
-            await deferLater(self._reactor, self._backoff.next_s())
+            if self._update is not None:
+                await deferLater(self._reactor, self._backoff.next_s())
 
     async def _list(self) -> None:
         status, raw = await self._http.ask("GET", self._url(), self._headers(), None, self._options.timeout_s)

@@ -202,6 +202,26 @@ async def test_cancelling_closes_and_leaves_nothing(script: Any) -> None:
     await server.close()
 
 
+@pytest.mark.parametrize("delay_s", [None, 0, 0.0005, 0.002])
+@pytest_twisted.ensureDeferred
+async def test_cancelling_while_the_request_goes_out_is_a_cancelling(delay_s: float | None) -> None:
+    server = Server(lambda transport: None)
+    body = b"x" * 4_000_000  # takes several turns to be written
+    for ask in (
+        lambda: client().ask("POST", server.url, {}, body, 5),
+        lambda: client().stream("POST", server.url, {}, body, print, open_s=5, silence_s=5),
+    ):
+        asking = Deferred.fromCoroutine(ask())
+        errors: list[Any] = []
+        asking.addErrback(lambda failure, errors=errors: errors.append(failure.value))
+        if delay_s is not None:
+            await pause(delay_s)
+        asking.cancel()
+        await pause(0.05)
+        assert [type(error) for error in errors] == [CancelledError]
+    await server.close()
+
+
 @pytest_twisted.ensureDeferred
 async def test_who_is_there_is_verified_and_who_we_are_is_shown(tmp_path: Path) -> None:
     ours, others = issue(tmp_path / "a"), issue(tmp_path / "b")
