@@ -94,7 +94,7 @@ def faults(text: str, files: Files | None = None) -> list[str]:
 def test_what_is_absent_has_its_default() -> None:
     config = parse(ONE)
     assert config.listen == ("tcp:8000:interface=127.0.0.1:backlog=1024",)
-    assert config.router == PluginConfig("adaptive")
+    assert config.router == PluginConfig("expected-ttft")
     assert config.health == (PluginConfig("llamacpp"),)
     assert config.rate_limiter == PluginConfig("local")
     assert config.timeouts.response_head_s == 960
@@ -299,7 +299,7 @@ def test_false_is_how_the_heartbeat_is_off() -> None:
 
 
 def test_a_router_table_without_a_name_gives_options_to_the_default_one() -> None:
-    assert parse("[router]\nseed = 1").router == PluginConfig("adaptive", {"seed": 1})
+    assert parse("[router]\nseed = 1").router == PluginConfig("expected-ttft", {"seed": 1})
 
 
 def test_options_of_plugins_pass_through_unread() -> None:

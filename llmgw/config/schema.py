@@ -475,7 +475,7 @@ class Config(Struct, frozen=True, kw_only=True):
     )
     auth: tuple[AuthSpec, ...] = ()
     workers: Annotated[int, Rule(least=1, most=1024)] = 1
-    router: PluginConfig = PluginConfig("adaptive")
+    router: PluginConfig = PluginConfig("expected-ttft")
     health: tuple[PluginConfig, ...] = (PluginConfig("llamacpp"),)
     filters: tuple[FilterConfig, ...] = ()
     rate_limiter: PluginConfig = PluginConfig("local")

@@ -55,7 +55,7 @@ PLACES = _places()
 _PICKERS = tuple(itemgetter(*PLACES[:count]) for count in range(DENSE, MOST_LANDMARKS + 1))
 """Each takes its number of landmarks out of a prefix."""
 
-MOST_PLATEAUS = 3
+MOST_PLATEAUS = 2
 """Different lengths that :meth:`PrefixIndex.match` tells apart."""
 
 DISTANCES = 16

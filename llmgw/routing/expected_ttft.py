@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from math import inf
+from math import inf, log
+from operator import is_
 from random import Random
 from typing import Any
+from zlib import crc32
 
 from llmgw.core.prefix import DISTANCES, PrefixIndex, blocks_covered, landmarks
 from llmgw.routing.options import Number, read_numbers
@@ -36,10 +38,11 @@ from llmgw.values import Backend, Choice, Event, Finished, FirstToken, HealthCha
 
 OPTIONS = {
     "index_landmarks": Number(default=32768, least=2, most=10_000_000, whole=True),
-    "output_price": Number(default=0.03, least=0.0, most=1.0),
-    "stall_price": Number(default=0.2, least=0.0, most=10.0),
-    "size_price": Number(default=10.0, least=0.0, most=1000.0),
-    "patience": Number(default=0.0, least=0.0, most=100.0),
+    "output_price": Number(default=0.08, least=0.0, most=1.0),
+    "stall_price": Number(default=0.3, least=0.0, most=10.0),
+    "tail_price": Number(default=0.06, least=0.0, most=10.0),
+    "size_price": Number(default=1.0, least=0.0, most=1000.0),
+    "patience": Number(default=1.5, least=0.0, most=100.0),
     "seed": Number(default=None, whole=True),
 }
 
@@ -62,17 +65,35 @@ CROWD = 4
 """A beginning that more backends than this have read, and more than half of the
 candidates, counts as read by all: a system prompt."""
 
-SAVED = 1.3
-"""Weight of a cached token: what is read anew also pushes out what another would have used."""
-
 TIE, TIE_AMONG_GATEWAYS = 0.02, 0.1
 """Costs that differ by less than this share are equal."""
+
+SIZELESS = 0.5
+"""What every request in a bounded wait counts for beside its size, as a share of the mean size."""
+
+SHARED = 0.1
+"""With more belief that others use a backend, no slot is asked for there: it might be theirs."""
+
+HOME = 0.8
+"""Among several gateways: share of a conversation's prompt that is taken to be cached at its home."""
 
 UNKNOWN_SLOTS = 8
 """Prompts a backend is first believed to hold, if its slots are not known."""
 
 NO_BLAME = frozenset({"busy", "client_gone", "dropped", "loading"})
 """Reasons of an end that say nothing about the backend; ``status_4…`` is another."""
+
+
+Plateaus = Sequence[tuple[int, Mapping[str, int]]]
+"""Of :meth:`PrefixIndex.match`."""
+
+
+def mixed(value: int) -> int:
+    """32 bits that look like dice (the finish of a multiply-shift hash)."""
+    value = value * 0x9E3779B97F4A7C15 >> 20 & 0xFFFFFFFF
+    value = (value ^ value >> 15) * 0x2C1B3C6D & 0xFFFFFFFF
+    value = (value ^ value >> 12) * 0x297A2D39 & 0xFFFFFFFF
+    return value ^ value >> 15
 
 
 class ExpectedTtft:
@@ -82,11 +103,12 @@ class ExpectedTtft:
     :param index_landmarks: bound of the prefix index, some 0.3 kB each.
     :param output_price: share of the expected output time that counts as cost.
     :param stall_price: share of the reading time that counts per stream it stalls.
-    :param size_price: in a bounded wait, seconds that a second of reading moves
-        a request back; 0 is first come first served.
+    :param tail_price: of the square of the time to first token over its mean.
+    :param size_price: in a bounded wait, how much size counts for the order; 0 is
+        first come first served.
     :param patience: answer ``None`` rather than a backend that costs so many
-        times what waiting for a full one does; 0 never. Only where those who are
-        told ``None`` may wait.
+        times what waiting for a full one does; 0 never. Only while :meth:`order` is
+        asked, which tells that those who are told ``None`` may wait.
     :param seed: for repeatable runs; ``None`` takes the system's randomness.
     """
 
@@ -96,23 +118,27 @@ class ExpectedTtft:
     def __init__(
         self,
         index_landmarks: int = 32768,
-        output_price: float = 0.03,
-        stall_price: float = 0.2,
-        size_price: float = 10.0,
-        patience: float = 0.0,
+        output_price: float = 0.08,
+        stall_price: float = 0.3,
+        tail_price: float = 0.06,
+        size_price: float = 1.0,
+        patience: float = 1.5,
         seed: int | None = None,
     ) -> None:
-        self._prices = Prices(output_price, stall_price)
+        self._prices = Prices(output_price, stall_price, tail_price)
         self._size_price = size_price
         self._patience = patience
         self._dice = Random(seed)
         self._pace = Pace()
         self._lanes: dict[str, Lane] = {}
+        self._listed: list[Backend] = []  # the last candidates, and their lanes
+        self._listed_lanes: list[Lane] = []
         self._index = PrefixIndex(index_landmarks)
         self._shadows: dict[str, SlotShadow] = {}
         self._asked: dict[str, Flight] = {}
         self._flights: dict[str, Flight] = {}
         self._declined: dict[str, float] = {}  # since when those wait that were told None, or ordered
+        self._waits_until_s = -inf  # so long it is known that those who are told None may wait
         self._away: set[str] = set()  # nobody was there at the last look
 
     @classmethod
@@ -132,54 +158,74 @@ class ExpectedTtft:
 
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
         """O(n), a few multiplications each, and some look-ups for the prefix."""
-        lanes, pace, prices = self._lanes, self._pace, self._prices
+        pace, prices = self._pace, self._prices
         prompt = float(max(request.prompt_tokens, 1))
         prefix = request.prefix
         marks: Sequence[int] = ()
-        plateaus: list[tuple[int, Mapping[str, int]]] = []
+        plateaus: Plateaus = ()
         share = 0.0
         if prefix:
             marks = landmarks(prefix)
             crowd = max(CROWD, len(candidates) // 2)
             plateaus = self._index.match(marks, crowd)
             if plateaus and len(plateaus[-1][1]) > crowd:
-                share = blocks_covered(plateaus.pop()[0]) / len(prefix)
+                share = blocks_covered(plateaus[-1][0]) / len(prefix)
+                plateaus = plateaus[:-1]
         tokens = prompt * (1.0 - share)
-        costs: list[float] = []
-        for place, each in enumerate(candidates):
-            lane = lanes.get(each.id)
-            if lane is None:
-                lane = self._new_lane(each.id, now_s)
+        listed = self._listed
+        if len(listed) != len(candidates) or not all(map(is_, listed, candidates)):
+            self._list(candidates, now_s)
+        costs = []
+        for lane in self._listed_lanes:
             if lane.until_s <= now_s:
-                lane.refresh(each, pace, prices, now_s)
+                lane.refresh(candidates[lane.place], pace, prices, now_s)
             costs.append(lane.fixed_s + (lane.per_token_s + lane.squared_s * tokens) * tokens)
-            lane.place = place
-        found = self._credit(plateaus, share, len(prefix), prompt, candidates, costs) if plateaus else {}
+        if plateaus:
+            self._credit(plateaus, share, len(prefix), prompt, candidates, costs)
+        herd = pace.herd > 1.0
+        if herd and (plateaus or share or request.session):
+            self._favour_home(request, share, prompt, candidates, costs)
         best = min(costs)
-        limit = best + abs(best) % OUT_S * (TIE if pace.herd == 1.0 else TIE_AMONG_GATEWAYS)
+        limit = best + abs(best) % OUT_S * (TIE_AMONG_GATEWAYS if herd else TIE)
         near = [place for place, cost in enumerate(costs) if cost <= limit]
         place = near[0] if len(near) == 1 else near[int(self._dice.random() * len(near))]
         chosen = candidates[place]
-        if self._patience and self._may_wait_for_better(request.id, tokens, costs[place], candidates, now_s):
+        cost = costs[place]
+        lane = self._listed_lanes[place]
+        if now_s < self._waits_until_s and self._should_wait(
+            request.id, lane, tokens, cost, candidates, now_s
+        ):
             return None
-        lane = lanes[chosen.id]
         if lane.doubt.count:
             lane.doubt.tried(now_s)
             lane.until_s = -inf
-        matched, distance, cached = found.get(chosen.id, (share, 0, share))
-        slot = self._slot(lane, chosen.slots, marks, now_s)
+        matched, distance, cached = share, 0, share
+        if plateaus:
+            matched, distance, cached = self._known(plateaus, chosen.id, share, len(prefix))
+        slot = None if herd else self._slot(lane, chosen.slots, marks, now_s)
         if len(self._asked) >= MOST_ASKED:
             self._asked.clear()
         self._asked[request.id] = Flight(
             chosen.id, prompt, max(prompt * (1.0 - cached), 1.0), marks, matched, distance, slot
         )
-        cost = costs[place]
         return Choice(
             chosen,
             slot,
             cost,
             f"cost {cost:.3g} s, least of {len(costs)}; {matched:.0%} of the prompt seen there",
         )
+
+    def _list(self, candidates: Sequence[Backend], now_s: float) -> None:
+        """Find the lanes of these candidates; mostly they are those of the last time."""
+        found = []
+        for place, each in enumerate(candidates):
+            lane = self._lanes.get(each.id)
+            if lane is None:
+                lane = self._new_lane(each.id, now_s)
+            lane.place = place
+            found.append(lane)
+        self._listed = list(candidates)
+        self._listed_lanes = found
 
     def _new_lane(self, backend_id: str, now_s: float) -> Lane:
         lanes = self._lanes
@@ -189,30 +235,30 @@ class ExpectedTtft:
                 self._shadows.pop(gone, None)
                 self._away.discard(gone)
                 del lanes[gone]
+            self._listed = []
         lane = lanes[backend_id] = Lane(backend_id, now_s)
         return lane
 
     def _credit(
         self,
-        plateaus: Sequence[tuple[int, Mapping[str, int]]],
+        plateaus: Plateaus,
         common: float,
         blocks: int,
         prompt: float,
         candidates: Sequence[Backend],
         costs: list[float],
-    ) -> dict[str, tuple[float, int, float]]:
-        """Take off ``costs`` what the index says is cached beyond what all have.
+    ) -> None:
+        """Lower ``costs`` by what the index says is cached beyond what all have.
 
         :param common: share of the prompt that all are taken to have.
-        :return: by id: share found there, class of distance, share believed cached.
         """
         held, lanes, count = self._index.held, self._lanes, len(candidates)
-        found: dict[str, tuple[float, int, float]] = {}
+        best = min(costs)
         for length, readers in plateaus:
             share = blocks_covered(length) / blocks
             for backend_id, read in readers.items():
                 lane = lanes.get(backend_id)
-                if lane is None or backend_id in found:
+                if lane is None or lane.fixed_s >= best:  # no cache would help it
                     continue
                 place = lane.place
                 if place >= count or candidates[place].id != backend_id:
@@ -220,15 +266,57 @@ class ExpectedTtft:
                 reads = held[backend_id]
                 distance = (reads.read - read).bit_length()
                 cached = share * reads.belief[distance if distance < DISTANCES else -1]
-                if cached < common:
-                    cached = common
-                found[backend_id] = (share, distance, cached)
-                costs[place] -= SAVED * lane.per_token_s * prompt * (cached - common)
-        return found
+                if cached > common:
+                    tokens = prompt * (1.0 - cached)
+                    cost = lane.fixed_s + (lane.per_token_s + lane.squared_s * tokens) * tokens
+                    costs[place] = min(cost, costs[place])
+                    best = min(cost, best)
+
+    def _known(
+        self, plateaus: Plateaus, backend_id: str, common: float, blocks: int
+    ) -> tuple[float, int, float]:
+        """:return: share of the prompt found at that backend, class of distance, share believed cached."""
+        for length, readers in plateaus:
+            read = readers.get(backend_id)
+            if read is not None:
+                share = blocks_covered(length) / blocks
+                reads = self._index.held[backend_id]
+                distance = (reads.read - read).bit_length()
+                cached = share * reads.belief[distance if distance < DISTANCES else -1]
+                return share, distance, max(cached, common)
+        return common, 0, common
+
+    def _favour_home(
+        self,
+        request: Request,
+        common: float,
+        prompt: float,
+        candidates: Sequence[Backend],
+        costs: list[float],
+    ) -> None:
+        """Lower the cost of the backend that all gateways would draw for this conversation.
+
+        They know nothing of each other's prompts; what one of them cannot find, another
+        may have sent there. The key is the session, or a block that stays the same while
+        the conversation does not double, and the draw is weighted rendezvous hashing.
+        """
+        prefix, lanes = request.prefix, self._lanes
+        session = request.session
+        key = crc32(session.encode()) if session else prefix[(1 << len(prefix).bit_length() - 1) - 1]
+        most, home = -1.0, 0
+        for place, each in enumerate(candidates):
+            lane = lanes[each.id]
+            merit = lane.weight / -log((mixed(lane.salt * (key | 1)) + 0.5) / 2.0**32)
+            if merit > most:
+                most, home = merit, place
+        lane = lanes[candidates[home].id]
+        tokens = prompt * (1.0 - common) * (1.0 - HOME)
+        cost = lane.fixed_s + (lane.per_token_s + lane.squared_s * tokens) * tokens
+        costs[home] = min(costs[home], cost)
 
     def _slot(self, lane: Lane, slots: int | None, marks: Sequence[int], now_s: float) -> int | None:
-        """The slot to ask for; none where others send too, or some of ours have no slot."""
-        if not slots or lane.others:
+        """The slot that suits best; none where others send too, or some of ours have no slot."""
+        if not slots or lane.shared > SHARED:
             return None
         shadow = self._shadows.get(lane.id)
         if shadow is None or len(shadow) != slots:
@@ -240,23 +328,33 @@ class ExpectedTtft:
     # --- the bounded wait ---------------------------------------------------------
 
     def order(self, waiting: Sequence[Request], backend: Backend, now_s: float) -> int:
-        """The one that waited longest, counting what this backend would have to read
-        for it, at ``size_price``, as if it had come so much later."""
+        """The one whose waiting grows dearest for each second of the server's time it asks for.
+
+        What a wait costs is taken to grow as in the choice, by ``tail_price`` with its
+        square, so that short prompts go first and long ones not last for ever.
+
+        :source: the generalised c-mu rule (van Mieghem, 1995).
+        """
+        self._waits_until_s = now_s + WAIT_MOST_S
         price = self._size_price
         lane = self._lanes.get(backend.id)
         if not price or lane is None or len(waiting) == 1:
             return 0
-        per_token_s = price * lane.reading.slope
-        chosen, least = 0, inf
+        pace = self._pace
+        slope = lane.reading.slope
+        growth = 2.0 * self._prices.tail / pace.ttft_s
+        least_s = slope * SIZELESS * pace.uncached / price
+        chosen, most = 0, -inf
         for place, each in enumerate(waiting[:MOST_WAITING]):
-            since_s = self._waits_since(each.id, now_s)
-            tokens = each.prompt_tokens
+            tokens: float = each.prompt_tokens
             if each.prefix:
                 held = self._index.length(landmarks(each.prefix), backend.id)
-                tokens *= 1.0 - blocks_covered(held) / len(each.prefix)  # type: ignore[assignment]
-            key = since_s + per_token_s * tokens
-            if key < least:
-                chosen, least = place, key
+                tokens *= 1.0 - blocks_covered(held) / len(each.prefix)
+            read_s = slope * tokens
+            late_s = now_s - self._waits_since(each.id, now_s) + read_s
+            merit = (1.0 + growth * late_s) / (least_s + read_s)
+            if merit > most:
+                chosen, most = place, merit
         return chosen
 
     def _waits_since(self, request_id: str, now_s: float) -> float:
@@ -271,18 +369,27 @@ class ExpectedTtft:
             since_s = declined[request_id] = now_s
         return since_s
 
-    def _may_wait_for_better(
-        self, request_id: str, tokens: float, cost: float, candidates: Sequence[Backend], now_s: float
+    def _should_wait(
+        self,
+        request_id: str,
+        best: Lane,
+        tokens: float,
+        cost: float,
+        candidates: Sequence[Backend],
+        now_s: float,
     ) -> bool:
         """Whether a backend that is full now would still be the better one."""
         free = {each.id for each in candidates}
+        patience = self._patience
         queue = len(self._declined) - (request_id in self._declined)
         for lane in self._lanes.values():
             if lane.id in free or lane.doubt.count or lane.id in self._away or lane.backend is None:
                 continue
             if lane.until_s <= now_s:
                 lane.refresh(lane.backend, self._pace, self._prices, now_s)
-            if lane.full and self._patience * (lane.cost_s(tokens) + queue * lane.turn_s) < cost:
+            if lane.full and (
+                best.out or (patience and patience * (lane.cost_s(tokens) + queue * lane.turn_s) < cost)
+            ):
                 self._waits_since(request_id, now_s)
                 return True
         return False
@@ -348,7 +455,7 @@ class ExpectedTtft:
                 lane.until_s = -inf
         elif reason == "done":
             if lane.doubt.count:
-                lane.doubt.succeeded(now_s)
+                lane.doubt.succeeded(flight.started_s, now_s)
                 lane.until_s = -inf
             self._answered(flight, lane, event)
 
@@ -363,7 +470,7 @@ class ExpectedTtft:
         gap_s = None
         if output is not None and output > 4 and flight.ttft_s is not None:
             gap_s = max(event.duration_s - flight.ttft_s, 0.0) / (output - 1)
-        self._pace.answered(uncached, output)
+        self._pace.answered(uncached, output, flight.ttft_s)
         lane.answered(flight, uncached, event.prompt_s, gap_s)
 
     def _reported(self, event: HealthChanged) -> None:
@@ -380,8 +487,10 @@ class ExpectedTtft:
             self._shadows.pop(backend_id, None)
             lane.doubt.revived()
             lane.until_s = -inf
-        if report.slots:
+        if report.slots and report.slots != lane.told_slots:
             lane.told_slots = report.slots
+            lane.backend = None
+            lane.until_s = -inf
         if report.busy_slots is not None:
             lane.others_are(max(0, report.busy_slots + (report.deferred or 0) - lane.own))
             own = others = 0

@@ -8,6 +8,9 @@ from msgspec import Struct
 
 from llmgw.routing.line import Line
 
+HERD_GAIN, HERD_MOST = 0.05, 16.0
+"""Weight of the newest counts in the mean ones, told at every health report; and the largest herd."""
+
 HERD_LEAST = 1.15
 """Fewer requests of others, for each of ours, are taken for late counts."""
 
@@ -22,10 +25,12 @@ class Prices(Struct, frozen=True):
 
     :param output: share of the expected time for output, so that the end counts too.
     :param stall: per stream that stands still while this prompt is read, a share of that time.
+    :param tail: of the square of the time to first token, over its mean.
     """
 
-    output: float = 0.03
-    stall: float = 0.2
+    output: float = 0.08
+    stall: float = 0.3
+    tail: float = 0.06
 
 
 class Flight(Struct):
@@ -67,19 +72,34 @@ class Pace:
     :ivar overhead_s: mean of the backends' overheads.
     :ivar per_token_s: seconds to read a token, at weight 1.
     :ivar step_s: seconds between two output tokens, at weight 1.
+    :ivar ttft_s: mean time to first token.
     """
 
-    __slots__ = ("_answers", "_samples", "herd", "output", "overhead_s", "per_token_s", "step_s", "uncached")
+    __slots__ = (
+        "_answers",
+        "_others",
+        "_own",
+        "_samples",
+        "herd",
+        "output",
+        "overhead_s",
+        "per_token_s",
+        "step_s",
+        "ttft_s",
+        "uncached",
+    )
 
     def __init__(self) -> None:
         self._answers = 0
         self._samples = 0
+        self._own = self._others = 0.0
         self.herd = 1.0
         self.output = 150.0
         self.uncached = 300.0
         self.overhead_s = GUESS_OVERHEAD_S
         self.per_token_s = 0.0
         self.step_s = 0.0
+        self.ttft_s = 0.2
 
     def seen(self, weight: float) -> None:
         """A backend was seen; before anything is measured the first one's weight is the scale."""
@@ -87,10 +107,12 @@ class Pace:
             self.per_token_s = weight / GUESS_TOKENS_PER_S
             self.step_s = weight * GUESS_STEP_S
 
-    def answered(self, uncached: float, output: int | None) -> None:
+    def answered(self, uncached: float, output: int | None, ttft_s: float | None) -> None:
         """A request was answered to its end."""
         self._answers += 1
         gain = max(0.02, 1.0 / (self._answers + 4))
+        if ttft_s is not None:
+            self.ttft_s = max(self.ttft_s + gain * (ttft_s - self.ttft_s), 1e-3)
         self.uncached += gain * (uncached - self.uncached)
         if output is not None:
             self.output += gain * (output - self.output)
@@ -105,6 +127,7 @@ class Pace:
 
     def shared(self, own: int, others: int) -> None:
         """So many requests of ours and of others are in the fleet; told now and then."""
-        now = min((own + others) / own, 16.0) if own else 1.0
-        herd = self.herd + 0.2 * (now - self.herd)
-        self.herd = herd if herd > HERD_LEAST or now > HERD_LEAST else 1.0
+        self._own += HERD_GAIN * (own - self._own)
+        self._others += HERD_GAIN * (others - self._others)
+        herd = min(1.0 + self._others / self._own, HERD_MOST) if self._own else 1.0
+        self.herd = herd if herd > HERD_LEAST else 1.0

@@ -27,14 +27,16 @@ at least every :data:`CALM_TICK_S`.
 from __future__ import annotations
 
 from math import exp, inf
+from zlib import crc32
 
-from llmgw.routing.doubt import OUT, Doubt
+from llmgw.routing.doubt import Doubt
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
 from llmgw.values import Backend
 
-TICK_S, CALM_TICK_S = 0.05, 0.25
-"""Costs are worked out anew at least so often: while a prompt is being read, and else."""
+TICK_S, LEFT_TICK_S, CALM_TICK_S = 0.05, 0.12, 0.25
+"""Costs are worked out anew at least so often: while a prompt is being read, after one
+of several streams ended, and else."""
 
 SLOW_S = 20.0
 """Time constant for forgetting slowness."""
@@ -57,14 +59,21 @@ UNTRIED_S = 1.0
 FULL_GAIN = 2.0
 """Weight of a wait for a slot: it is also a wait for those who come after."""
 
+SURE, FRESH_MOST = 24, 4
+"""With so many samples the lines are laid anew only after so many more."""
+
 OVERHEAD_MOST_S = 0.25
 """Overhead beyond is not believed: it is waiting that we did not see."""
 
 TRIAL_GAIN = 0.2
 """What a due trial makes of the cost, so that it takes place."""
 
-COLD_GAIN = 2.0
-"""How much a backend without any warmth costs beyond its figures."""
+COLD_GAIN = 1.0
+"""How much a backend without any warmth costs beyond its figures. It falls by the fourth
+power of what is missing: what is known of its speed is better than what time tells."""
+
+STRANGERS_GAIN = 0.3
+"""Weight of the newest count in the belief that others use a backend, too."""
 
 KV_FULL = 0.95
 """Share of KV cache from which a backend is left out, unless all are there."""
@@ -96,6 +105,8 @@ class Lane:
         "_expected_s",
         "_extra_s",
         "_factor",
+        "_first_s",
+        "_fresh",
         "_gap_s",
         "_own_then",
         "_peers",
@@ -103,6 +114,7 @@ class Lane:
         "_ratio_s",
         "_read_s",
         "_stale",
+        "_tail",
         "_unread",
         "_used_s",
         "_waiting",
@@ -112,10 +124,13 @@ class Lane:
         "full",
         "id",
         "others",
+        "out",
         "own",
         "per_token_s",
         "place",
         "reading",
+        "salt",
+        "shared",
         "slots",
         "squared_s",
         "stepping",
@@ -133,7 +148,10 @@ class Lane:
         self.told_slots: int | None = None
         self.own = 0
         self.others = 0
+        self.shared = 0.0
+        self.salt = crc32(backend_id.encode()) | 1
         self.full = False
+        self.out = False
         self.place = 0
         self.fixed_s = 0.0
         self.per_token_s = 0.0
@@ -148,13 +166,16 @@ class Lane:
         self._read_s = now_s
         self._used_s = now_s
         self._own_then = 0
-        self._peers = 0
+        self._peers: int | None = 0
         self._extra_s = 0.005
         self._factor = 1.0
+        self._first_s = 0.0
+        self._tail = 0.0
         self._gap_s = GUESS_GAP_S
         self._ratio = 1.0
         self._ratio_s = now_s
         self._stale = True
+        self._fresh = 0
         self._ahead = 0.0
         self._beside = 1.0
         self._expected_s = 0.0
@@ -178,7 +199,9 @@ class Lane:
             self._ahead += tokens
             self._beside += 1.0
             self._expected_s += more_s
-            self.fixed_s += self._factor * more_s
+            more_s *= self._factor
+            self.fixed_s += more_s * (1.0 + self._tail * (2.0 * self._first_s + more_s))
+            self._first_s += more_s
         else:
             self.until_s = -inf
         waiting[request_id] = flight
@@ -207,8 +230,8 @@ class Lane:
             self._read(request_id, flight)
         if self.full or not self.own:
             self.until_s = -inf
-        elif self.until_s > now_s + TICK_S:
-            self.until_s = now_s + TICK_S
+        elif self.until_s > now_s + LEFT_TICK_S:
+            self.until_s = now_s + LEFT_TICK_S
 
     def answered(self, flight: Flight, uncached: float, prompt_s: float | None, gap_s: float | None) -> None:
         """Learn from an answer.
@@ -232,14 +255,17 @@ class Lane:
                 y = min(max(y, expected_s / 3.0), 3.0 * expected_s)
             near = 400.0 / (400.0 + x)
             line.add(x, y, near * near)
-            self._stale = True
         if gap_s is not None:
             self.stepping.add(flight.beside, gap_s, 1.0)
+        self._fresh += 1
+        if self._fresh >= FRESH_MOST or line.samples < SURE:
+            self._fresh = 0
             self._stale = True
 
     def others_are(self, count: int) -> None:
         """So many requests of others are there."""
         self.others = count
+        self.shared += STRANGERS_GAIN * ((1.0 if count else 0.0) - self.shared)
         self._own_then = self.own
         self.until_s = -inf
 
@@ -256,31 +282,24 @@ class Lane:
     def refresh(self, backend: Backend, pace: Pace, prices: Prices, now_s: float) -> None:
         """Work out the costs anew, from the backend's live picture and our own counts."""
         profile = backend.profile
-        self.backend = backend
-        self.weight = weight = backend.weight or 1e-6
-        peers = profile.peers_in_flight or 0
+        if self._stale or backend is not self.backend:
+            self._settle(backend, pace)
+        peers = profile.peers_in_flight
         if peers != self._peers:
             self._peers = peers
-            self.others_are(peers)
-        if self._stale:
-            self._fit(pace, weight, profile.prefill_rate, profile.token_rate)
+            self.others_are(peers or 0)
         reading, stepping = self.reading, self.stepping
         per_token_s = reading.slope
-        self.slots = slots = self.told_slots or backend.slots or backend.max_connections
-        own = self.own
+        slots = self.slots
+        there: float = self.own
         seen = profile.in_flight
-        if seen and seen > own:
-            own = seen
+        if seen and seen > there:
+            there = seen
         herd = pace.herd
-        there: float = own
-        if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
-            there += max(0.0, self.others + (herd - 1.0) * (own - self._own_then))
-        self.full = full = there >= slots
-        beside = slots if full else there + 1.0
-        step_s = stepping.base + stepping.slope * beside
+        used_s = self._used_s
         factor = 1.0
-        above = self.slowness(now_s) - 1.0
-        if above > 0.0:
+        if self._ratio > 1.0:
+            above = (self._ratio - 1.0) * exp((self._ratio_s - now_s) / SLOW_S)
             factor += above * above / (1.0 + above)
         ahead = 0.0
         if self._waiting:
@@ -297,46 +316,79 @@ class Lane:
                 factor *= late if late < LATE_MOST else LATE_MOST
         else:
             self.until_s = now_s + CALM_TICK_S
-            if not own:
-                unused_s = now_s - self._used_s
+            if not there:
+                unused_s = now_s - used_s
                 if reading.samples:
                     factor *= 1.0 - IDLE_GAIN * (unused_s / IDLE_S if unused_s < IDLE_S else 1.0)
                 else:
                     factor *= exp(-unused_s / UNTRIED_S)
-        self.turn_s = turn_s = (pace.output * step_s + pace.uncached * per_token_s) / slots
+        if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
+            there += max(0.0, self.others + (herd - 1.0) * (there - self._own_then))
         expected_s = reading.base + self._extra_s + per_token_s * ahead
-        if full:
+        if there >= slots:
+            self.full = True
+            beside = streams = float(slots)
+            step_s = stepping.base + stepping.slope * beside
+            self.turn_s = turn_s = (pace.output * step_s + pace.uncached * per_token_s) / slots
             expected_s += FULL_GAIN * (there - slots + 1.0) * turn_s
+        else:
+            self.full = False
+            streams = there
+            beside = there + 1.0
+            step_s = stepping.base + stepping.slope * beside
+            if profile.gpu_use:  # what our own requests do not explain
+                factor *= 1.0 + profile.gpu_use * (1.0 - there / slots)
         self._ahead = ahead
         self._beside = beside
         self._expected_s = expected_s
         warmth = profile.warmth
         if warmth < 1.0:
-            factor *= 1.0 + COLD_GAIN * (1.0 - warmth)
-        if profile.gpu_use and not full:  # what our own requests do not explain
-            factor *= 1.0 + profile.gpu_use * (1.0 - there / slots)
+            cold = (1.0 - warmth) * (1.0 - warmth)
+            factor *= 1.0 + COLD_GAIN * cold * cold
+        out_s = 0.0
         kv_use = profile.kv_use
-        out_s = OUT_S if kv_use is not None and kv_use >= KV_FULL else 0.0
-        doubt = self.doubt
-        if doubt.count:
-            failures = doubt.now(now_s)
-            if failures >= OUT:
-                if now_s < doubt.trial_s:
-                    out_s += OUT_S
-                    self.until_s = min(self.until_s, doubt.trial_s)
-                else:
-                    factor *= TRIAL_GAIN
-            factor *= 1.0 + failures
+        if kv_use is not None and kv_use >= KV_FULL:
+            out_s = OUT_S
+        self.out = False
+        if self.doubt.count:
+            factor, out_s = self._doubted(factor, out_s, now_s)
+        first_s = factor * expected_s
+        read_s = factor * per_token_s
         self._factor = factor
-        self.fixed_s = factor * (expected_s + prices.output * pace.output * step_s) + out_s
-        comers = 0.0
-        if reading.samples:
-            idle_s = 0.5 * (now_s - self._used_s)
-            comers = per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
-        self.squared_s = 0.5 * per_token_s * comers
-        self.per_token_s = per_token_s * (
-            factor * (1.0 + prices.stall * (slots if full else there)) + comers * ahead
+        self._tail = tail = prices.tail / pace.ttft_s
+        self._first_s = first_s
+        self.fixed_s = (
+            first_s * (1.0 + tail * first_s)
+            + factor * prices.output * pace.output * (step_s + stepping.slope * beside)
+            + out_s
         )
+        comers_s = 0.0  # reading time that comes in while a token's worth of it passes
+        if reading.samples:
+            idle_s = 0.5 * (now_s - used_s)
+            comers_s = per_token_s * per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
+        self.squared_s = 0.5 * comers_s + tail * read_s * read_s
+        self.per_token_s = read_s * (1.0 + prices.stall * streams + 2.0 * tail * first_s) + comers_s * ahead
+
+    def _settle(self, backend: Backend, pace: Pace) -> None:
+        """Take over what changes seldom."""
+        profile = backend.profile
+        self.backend = backend
+        self.weight = weight = backend.weight or 1e-6
+        self.slots = self.told_slots or backend.slots or backend.max_connections
+        if self._stale:
+            self._fit(pace, weight, profile.prefill_rate, profile.token_rate)
+
+    def _doubted(self, factor: float, out_s: float, now_s: float) -> tuple[float, float]:
+        doubt = self.doubt
+        failures = doubt.now(now_s)
+        self.out = out = doubt.is_out(failures)
+        if out:
+            if now_s < doubt.trial_s:
+                out_s += OUT_S
+                self.until_s = min(self.until_s, doubt.trial_s)
+            else:
+                factor *= TRIAL_GAIN
+        return factor * (1.0 + failures), out_s
 
     def _fit(self, pace: Pace, weight: float, prefill_rate: float | None, token_rate: float | None) -> None:
         self._stale = False

@@ -18,11 +18,11 @@ from llmgw.core.prefix import PrefixIndex
 from llmgw.errors import ConfigError
 from llmgw.interfaces import IOrderingRouter
 from llmgw.routing import expected_ttft as module
-from llmgw.routing.doubt import TRIAL_FIRST_S
+from llmgw.routing.doubt import Doubt
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
-from llmgw.routing.ttft_model import OUT_S, Lane
+from llmgw.routing.ttft_model import LEFT_TICK_S, OUT_S, Lane
 from llmgw.testing import router_contract
 from llmgw.values import (
     Backend,
@@ -284,6 +284,13 @@ def test_what_we_sent_since_they_were_counted_others_will_have_sent_too() -> Non
     assert lane.full  # 3 of ours, 2 of theirs, and 9 they will have sent meanwhile
     for _ in range(60):
         pace.shared(0, 0)
+    assert pace.herd == pytest.approx(4.0, rel=0.01)  # an idle fleet says nothing of others
+    for _ in range(120):
+        pace.shared(10, 0)
+    assert pace.herd == 1.0
+    assert Pace().herd == 1.0
+    pace = Pace()
+    pace.shared(0, 0)
     assert pace.herd == 1.0
 
 
@@ -312,7 +319,7 @@ def test_costs_are_worked_out_again_soon_after_somebody_left() -> None:
     lane.refresh(backend, Pace(), Prices(), 60.0)
     assert lane.until_s == 60.25
     lane.left("r0", flights[0], 60.0)
-    assert lane.until_s == 60.05
+    assert lane.until_s == 60.0 + LEFT_TICK_S
     lane.left("r1", flights[1], 60.01)
     assert lane.until_s < 0.0
 
@@ -410,7 +417,6 @@ def test_a_restarted_one_is_back_in_seconds() -> None:
     play.router.observe(HealthChanged("best", play.now_s, HealthReport(False, refused=True)))
     assert [play.serve() for _ in range(3)] == ["other"] * 3
     play.router.observe(HealthChanged("best", play.now_s, HealthReport(True, slots=4)))
-    assert play.lane("best").doubt.pause_s == TRIAL_FIRST_S
     begun_s = play.now_s
     names = [play.serve() for _ in range(12)]
     assert names[0] == "best"
@@ -480,8 +486,8 @@ def test_a_beginning_that_most_have_read_decides_nothing() -> None:
     play = Play(dict.fromkeys("abcdefgh", 4000.0))
     for each in play.fleet:
         for _ in range(2):
-            play.serve(2000, [1, 2, 3], among=[each])
-    play.serve(2000, [1, 2, 3, 4], among=play.fleet[:1])
+            play.serve(2000, [1, 2, 3], told=False, among=[each])
+    play.serve(2000, [1, 2, 3, 4], told=False, among=play.fleet[:1])
     assert {play.ask(2000, [1, 2, 3]).backend.id for _ in range(60)} - {"a"}
     assert play.ask(2000, [1, 2, 3, 4]).backend.id == "a"
 
@@ -539,6 +545,14 @@ def test_no_slot_is_asked_for_where_slots_are_unknown_or_shared() -> None:
     play = Play({"a": 4000.0})
     assert play.ask().slot == 0
     play.router.observe(HealthChanged("a", 0.0, HealthReport(True, slots=4, busy_slots=2)))
+    assert play.ask().slot is None
+    play.router.observe(HealthChanged("a", 0.0, HealthReport(True, slots=4, busy_slots=0)))
+    assert play.ask().slot is None  # who was there a moment ago will come again
+    for _ in range(10):
+        play.router.observe(HealthChanged("a", 0.0, HealthReport(True, slots=4, busy_slots=0)))
+    assert play.ask().slot == 0
+    for _ in range(5):
+        play.router._pace.shared(1, 3)
     assert play.ask().slot is None
 
 
@@ -620,12 +634,101 @@ def test_a_patient_router_declines_a_slow_backend_while_a_fast_one_will_be_free_
     for number in range(4):
         play.router.observe(Started(f"x{number}", "fast", play.now_s))
     ask = Request("waits", "m", 2000)
+    assert play.router.choose(ask, [slow], play.now_s) is not None  # nobody has said that one may wait
+    assert play.router.order([ask, Request("other", "m")], slow, play.now_s) == 1
     assert play.router.choose(ask, [slow], play.now_s) is None
     assert play.router.choose(ask, [slow], play.now_s + 1.0) is None
     play.router.observe(HealthChanged("fast", play.now_s, HealthReport(False, refused=True)))
     assert play.router.choose(ask, [slow], play.now_s + 2.0) is not None
     play.router.observe(Started("waits", "slow", play.now_s))
-    assert not play.router._declined
+    assert list(play.router._declined) == ["other"]
+
+
+def test_who_may_wait_is_not_sent_to_one_that_fails_while_others_are_only_full() -> None:
+    play = Play({"bad": 8000.0, "good": 100.0}, patience=0)
+    for _ in range(10):
+        play.serve(among=play.fleet[1:])
+    for _ in range(2):
+        play.serve(ok=False, reason="status_503", among=play.fleet[:1])
+    for number in range(4):
+        play.router.observe(Started(f"x{number}", "good", play.now_s))
+    ask, bad = Request("waits", "m", 2000), play.fleet[:1]
+    assert play.router.choose(ask, bad, play.now_s) is not None
+    play.router.order([ask, Request("other", "m")], bad[0], play.now_s)
+    assert play.router.choose(ask, bad, play.now_s) is None
+    play.router.observe(Finished("x0", "good", play.now_s, True, "client_gone", 1.0))
+    assert play.router.choose(ask, bad, play.now_s) is not None
+
+
+def test_lanes_that_nobody_has_looked_at_are_not_waited_for() -> None:
+    play = Play({"fast": 8000.0, "slow": 100.0})
+    play.serve(among=play.fleet[1:])
+    play.router.order([Request("a", "m"), Request("b", "m")], play.fleet[0], play.now_s)
+    play.router.observe(Started("x", "fast", play.now_s))
+    assert play.router.choose(Request("c", "m", 100), play.fleet[1:], play.now_s) is not None
+    play.ask()
+    assert play.router.choose(Request("d", "m", 100), play.fleet[1:], play.now_s) is not None
+
+
+# --- other gateways ---------------------------------------------------------------
+
+
+def test_gateways_agree_on_a_home_for_a_conversation() -> None:
+    """Each knows nothing of what the others sent, and learned in another order."""
+    homes: dict[str, set[str]] = {}
+    for seed in range(4):
+        play = Play(dict.fromkeys("abcdef", 4000.0), seed=seed)
+        for number in range(12 + seed):
+            play.serve(among=[play.fleet[number % 6]])
+        play.now_s += 300.0  # all have been idle for as long
+        for _ in range(9):
+            play.router._pace.shared(1, 3)
+        for talk in range(12):
+            request = Request(f"t{talk}", "m", 3000, session=f"s{talk}")
+            choice = play.router.choose(request, play.fleet, play.now_s)
+            assert choice is not None
+            homes.setdefault(request.id, set()).add(choice.backend.id)
+    assert all(len(each) == 1 for each in homes.values())
+    assert len(set.union(*homes.values())) >= 4
+
+
+def test_a_conversation_without_a_session_is_known_by_its_beginning() -> None:
+    play = Play(dict.fromkeys("abcdef", 4000.0))
+    for each in play.fleet * 2:
+        play.serve(900, [1, 2], cached=800, among=[each])
+    play.now_s += 300.0
+    for _ in range(9):
+        play.router._pace.shared(1, 3)
+    turns = [[1, 2, *range(10 * talk, 10 * talk + 5)] for talk in range(1, 9)]
+    homes = [{play.ask(5000, turn[:length]).backend.id for length in (5, 6, 7)} for turn in turns]
+    assert all(len(each) == 1 for each in homes)
+    assert len(set.union(*homes)) >= 3
+
+
+# --- doubt ------------------------------------------------------------------------
+
+
+def test_one_good_answer_does_not_bring_back_what_fails_often() -> None:
+    doubt = Doubt()
+    for now_s in (0.0, 1.0):
+        doubt.failed(now_s, now_s, refused=False)
+    assert doubt.is_out(doubt.now(1.0))
+    doubt.succeeded(0.5, 1.5)  # older than the last failure
+    assert doubt.now(1.5) > 1.9
+    for now_s in (4.0, 5.0, 6.0):
+        doubt.succeeded(now_s, now_s)
+        assert doubt.is_out(doubt.now(now_s))
+    doubt.succeeded(7.0, 7.0)
+    assert not doubt.is_out(doubt.now(7.0))
+
+
+def test_one_good_answer_is_enough_where_nobody_had_listened() -> None:
+    doubt = Doubt()
+    for now_s in (0.0, 0.0, 0.0, 0.5, 1.5, 3.5):
+        doubt.failed(now_s, now_s, refused=now_s > 0.0)
+    assert doubt.trial_s == 5.5
+    doubt.succeeded(5.5, 6.0)
+    assert not doubt.is_out(doubt.now(6.0))
 
 
 def test_a_patient_router_takes_what_is_free_when_waiting_gains_nothing() -> None:

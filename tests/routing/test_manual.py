@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmgw import builtins
-from llmgw.routing import adaptive
+from llmgw.routing import adaptive, expected_ttft
 
 MANUAL = (Path(__file__).parents[2] / "docs" / "routers.md").read_text(encoding="utf-8")
 
@@ -27,5 +27,6 @@ def test_every_router_is_described() -> None:
 
 
 def test_every_option_stands_there_with_its_default() -> None:
-    for name, number in adaptive.OPTIONS.items():
-        assert f"| `{name}` | {number.default:g} |" in MANUAL
+    for name, number in [*adaptive.OPTIONS.items(), *expected_ttft.OPTIONS.items()]:
+        default = "none" if number.default is None else f"{number.default:.12g}"
+        assert f"| `{name}` | {default} |" in MANUAL

@@ -1,0 +1,1 @@
+`expected-ttft` is the default router. It weighs long waits more than in proportion, brings a restarted backend back sooner, keeps a failing one to fewer trials, and gives conversations a home that several gateways agree on. Its options `output_price`, `stall_price`, `size_price` and `patience` have new defaults, and `tail_price` is new.
