@@ -13,6 +13,7 @@ from twisted.cred import strcred
 
 from llmgw import plugins
 from llmgw.access.flood import FailureFlood
+from llmgw.certificates import BadPair
 from llmgw.config import is_loopback_endpoint
 from llmgw.core.body import BodyLimits
 from llmgw.errors import ConfigError, ConfigFault, PluginError
@@ -76,7 +77,8 @@ def build_listeners(
         try:
             listeners.append((text, strports.service(own_haproxy(text), factory, sockets.reactor_for(text))))
         except Exception as error:  # each endpoint parser has errors of its own
-            why = why_not_activated(text) or " ".join(str(error).split()) or type(error).__name__
+            activation = "" if isinstance(error, BadPair) else why_not_activated(text)
+            why = activation or " ".join(str(error).split()) or type(error).__name__
             faults.append(ConfigFault(f"{key}[{index}]", f"{text}: {why}"))
     if faults:
         raise ConfigError(faults)

@@ -38,6 +38,17 @@ def test_an_endpoint_that_cannot_be_made_is_a_fault_with_its_key(text):
     assert text in fault.what
 
 
+def test_a_broken_certificate_is_not_taken_for_a_socket_that_is_not_there(monkeypatch):
+    """``llmtls:systemd:…``: the socket is there, and the key is what is wrong."""
+    monkeypatch.setattr("llmgw.listen.parsers._endpoint", lambda reactor, description: object())
+    with pytest.raises(ConfigError) as refused:
+        build_listeners(
+            "listen", ["llmtls:systemd:INET:name=https:privateKey=/no.pem"], None, Sockets(reactor)
+        )
+    [fault] = refused.value.faults
+    assert fault.what.endswith("/no.pem: cannot be read: No such file or directory")
+
+
 def test_an_open_listener_is_never_left_without_keys():
     """A reload cannot close a listener, so it must not take the keys away either."""
     with pytest.raises(ConfigError) as refused:
