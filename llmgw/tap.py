@@ -75,14 +75,14 @@ class Options(usage.Options):
 
     def postOptions(self) -> None:
         """Read the configuration, so that a wrong one ends before anything forks."""
-        from llmgw.service import GatewayService
+        from llmgw.verify import verify
 
         try:
             self.config, self.setup = self.reread()
             if self["check"]:
                 from twisted.internet import reactor
 
-                warnings = GatewayService(self.config, reactor).warnings
+                warnings = verify(self.config, reactor)
         except (ConfigError, PluginError) as error:
             raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
         if self["check"]:

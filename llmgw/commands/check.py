@@ -27,7 +27,7 @@ def check(file: str, offline: bool, strict: bool, as_json: bool) -> None:
     """
     from twisted.internet import reactor
 
-    from llmgw.service import GatewayService
+    from llmgw.verify import verify
 
     faults: list[str] = []
     warnings: Sequence[str] = ()
@@ -35,7 +35,7 @@ def check(file: str, offline: bool, strict: bool, as_json: bool) -> None:
     try:
         config = load_config(file)
         warnings = config.warnings
-        warnings = GatewayService(config, reactor).warnings
+        warnings = verify(config, reactor)
     except ConfigError as error:
         faults = [str(fault) for fault in error.faults]
     except PluginError as error:

@@ -7,7 +7,7 @@ not ready → workers drain (each as a gateway does) → what is left is killed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -68,8 +68,8 @@ class ParentService(Service):
         self.config = config
         self.reactor = reactor
         self._reread = reread
-        program = None if verify(config, reactor) else find_server()
-        self.store = None if program is None else EmbeddedStore(reactor, program)
+        program, self._warnings = verify(config, reactor)
+        self.store = EmbeddedStore(reactor, program) if program else None
         # One list: whoever is bound where is found out when they listen.
         inherited = [] if inherited is None else inherited
         self.sockets = Sockets(reactor, inherited, accepts=False)
@@ -162,7 +162,7 @@ class ParentService(Service):
         take_signals(
             self.reactor, terminate=self._signalled, reload=self.reload_and_log, upgrade=self.upgrade
         )
-        for warning in self.config.warnings:
+        for warning in self._warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info(
             "llmgw {version} serves {listen} with {count} workers",
@@ -242,7 +242,7 @@ class ParentService(Service):
 
     async def _reload(self) -> list[str]:
         config, setup = self._reread()
-        verify(config, self.reactor)
+        _, self._warnings = verify(config, self.reactor)
         check_listeners_are_guarded([text for text, _ in self._listeners], config)
         fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(self.config, key)]
         # What is not changed now must not be taken for changed when it is compared again.
@@ -255,24 +255,26 @@ class ParentService(Service):
                 f"verified, but not taken over by all: {whys}. POST /api/restart replaces them"
             )
         fixed = [key for key in NEEDS_RESTART if key in fixed or key in told]
-        for warning in config.warnings:
+        for warning in self._warnings:
             self.log.warn("{warning}", warning=warning)
         self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
         return fixed
 
 
-def verify(config: Config, reactor: Any) -> bool:
+def verify(config: Config, reactor: Any) -> tuple[str, Sequence[str]]:
     """Build a gateway of ``config`` and throw it away; it touches no network.
 
-    :return: whether it names a store; else we bring one.
-    :raise ConfigError: some part of it is wrong.
+    :return: the program of the store that we bring, empty if the configuration
+        names one; and what is worth a warning.
+    :raise ConfigError: some part of it is wrong, or there is no store to be had.
     :raise PluginError: a plugin is missing or unfit.
     """
     if any(text.partition(":")[0] == "stdio" for text in (*config.listen, *config.admin)):
         raise ConfigError([ConfigFault("workers", "stdio: cannot be shared; use workers = 1")], config.source)
     ours = StoreConfig(url="unix:///nowhere")
     gateway = GatewayService(as_worker(config, ours.url or ""), reactor)
-    return gateway.store is not None and gateway.store.config != ours
+    named = gateway.store is not None and gateway.store.config != ours
+    return "" if named else find_server(), gateway.warnings
 
 
 async def _stop_all(listeners: list[tuple[str, Any]]) -> None:

@@ -270,3 +270,17 @@ def test_words_for_people_name_the_place_and_the_cure(tmp_path, server):
     assert result.stderr.startswith(f"{path}: backends[0].max_connections: 9 is above the 2 slots of a: ")
     assert result.stderr.endswith("--parallel 9.\n")
     assert result.exit_code == 0
+
+
+def test_workers_are_judged_as_they_would_start(tmp_path: Path) -> None:
+    """They bring a store along, so a limiter that wants one has it."""
+    path = tmp_path / "gw.toml"
+    path.write_text(
+        'workers = 2\n[rate_limiter]\nplugin = "redis"\n[[backends]]\nid = "b"\nurl = "http://127.0.0.1:1"\n'
+    )
+    good = CliRunner().invoke(check, [str(path), "--offline"])
+    assert good.exit_code == 0, good.output
+    path.write_text(path.read_text().replace("workers = 2", "workers = 1"))
+    alone = CliRunner().invoke(check, [str(path), "--offline"])
+    assert alone.exit_code == 1
+    assert "rate_limiter.url" in alone.output
