@@ -29,6 +29,7 @@ class Lazy(Struct, frozen=True):
 
 
 COMMANDS: Mapping[str, Lazy] = {
+    "bench": Lazy("llmgw.commands.bench:bench", "Measure real servers, or routers before them.", "demo"),
     "check": Lazy("llmgw.commands.check:check", "Check a config file and tell every fault."),
     "demo": Lazy("llmgw.commands.demo:demo", "Run real llama-servers and a gateway before them.", "demo"),
     "explain": Lazy("llmgw.commands.explain:explain", "Say who would take a request now, and why."),

@@ -1,0 +1,1 @@
+"""Measuring real servers from outside: loads, callers, and gateways to compare."""
