@@ -14,10 +14,12 @@ from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.error import ConnectionLost
+from twisted.internet.interfaces import ISSLTransport
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
+from zope.interface import directlyProvides
 
 from llmgw.admin import assets
 from llmgw.admin import events as events_module
@@ -598,6 +600,19 @@ def test_the_token_once_and_then_the_cookie(locked: Admin) -> None:
     assert locked.ask("POST", "/api/drain", {"cookie": cookie, "sec-fetch-site": "same-origin"}).status == 202
     assert locked.ask("GET", "/", {"cookie": cookie}).status == 200
     assert locked.ask("GET", "/api/session", {"cookie": cookie}).json == {"token": True}
+
+
+def test_over_tls_the_cookie_is_for_tls_alone(locked: Admin) -> None:
+    transport: Any = StringTransport()
+    transport.setTcpNoDelay = lambda enabled: None
+    directlyProvides(transport, ISSLTransport)
+    channel, _ = locked.connect(transport)
+    head = (
+        f"POST /api/session HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: 0\r\n\r\n"
+    )
+    channel.dataReceived(head.encode())
+    assert Answer(transport.value()).headers["set-cookie"].endswith("; Secure")
+    channel.connectionLost(Failure(ConnectionLost()))
 
 
 def test_a_cookie_ends_after_twelve_hours_and_with_the_token(locked: Admin) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import Gateway, Scripted, backend_table, eventually, post
 
 from llmgw.workers.feeds import Joined, joined
@@ -41,23 +44,35 @@ def test_a_joined_feed_keeps_the_newest() -> None:
     assert (feed.total, feed.since(0), feed.since(3), feed.since(4)) == (4, [2, 3, 4], [4], [])
 
 
-def test_a_parent_tells_what_its_workers_decided(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def crew(folder: Path) -> Iterator[Gateway]:
+    """Two workers that have answered four requests."""
     backend = Scripted()
-    gateway = Gateway(tmp_path, "workers = 2\n[drain]\nlame_duck_s = 0.0\n" + backend_table(backend))
+    gateway = Gateway(folder, "workers = 2\n[drain]\nlame_duck_s = 0.0\n" + backend_table(backend))
     try:
         eventually(lambda: gateway.state["backends"] and gateway.state["models"], 20)
         for _ in range(4):
             assert gateway.ask(post()).status == 200
-
-        def all_told() -> bool:
-            return bool(json.loads(gateway.admin("/api/decisions")[1])["total"] == 4)
-
-        eventually(all_told, 15)
-        (line, *_) = json.loads(gateway.admin("/api/decisions")[1])["items"]
-        assert (line["backend"], line["outcome"]) == ("b", "done")
-        eventually(lambda: json.loads(gateway.admin("/api/history")[1])["items"], 15)
-        assert gateway.state["requests"] == 4
+        yield gateway
     finally:
         gateway.stop()
         backend.close()
     assert "Traceback" not in gateway.log, gateway.log
+
+
+def test_a_listener_hears_what_the_workers_decided_within_a_second_or_two(tmp_path: Path) -> None:
+    with crew(tmp_path) as gateway, gateway.admin_client() as listener:
+        listener.send(b"GET /api/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        eventually(lambda: json.loads(gateway.admin("/api/decisions")[1])["total"] == 4, 15)
+        (line, *_) = json.loads(gateway.admin("/api/decisions")[1])["items"]
+        assert (line["backend"], line["outcome"]) == ("b", "done")
+        assert b"event: decisions" in listener.read_until(b'"outcome":"done"')
+        assert gateway.state["requests"] == 4
+
+
+@pytest.mark.slow
+def test_history_is_kept_while_nobody_listens(tmp_path: Path) -> None:
+    with crew(tmp_path) as gateway:
+        eventually(lambda: json.loads(gateway.admin("/api/history")[1])["items"], 20)
+        sample = json.loads(gateway.admin("/api/history")[1])["items"][0]
+        assert sample["every_s"] == 5.0
