@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ HANDED = ("raise", "exit", "nonsense", "never", "twice", "block")
 MISBEHAVIOURS = (*HANDED, "fail")
 
 
+_running: list[Gateway] = []
+
+
+@pytest.fixture(autouse=True)
+def _none_left() -> Iterator[None]:
+    """A test that fails leaves no process behind."""
+    yield
+    while _running:
+        _running.pop().stop()
+
+
 class Strange:
     """One gateway, tried with one misbehaving plugin after the other."""
 
@@ -41,6 +53,7 @@ class Strange:
             + backend_table(self.backend, more='models = ["m"]\nmax_connections = 50'),
             environment=strange_plugins.installed(folder),
         )
+        _running.append(self.gateway)
         self.plain = self.gateway.config_path.read_text()
 
     def reload(self, table: str) -> None:
