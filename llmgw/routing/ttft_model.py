@@ -62,6 +62,10 @@ FULL_GAIN = 2.0
 SURE, FRESH_MOST = 24, 4
 """With so many samples the lines are laid anew only after so many more."""
 
+SEEN_MOST, SEEN_MOST_S = 3.0, 0.05
+"""So much more than a server says that reading took is believed to be its reading: so
+many times its word, and so many seconds."""
+
 OVERHEAD_MOST_S = 0.25
 """Overhead beyond is not believed: it is waiting that we did not see."""
 
@@ -103,7 +107,6 @@ class Lane:
         "_ahead",
         "_beside",
         "_expected_s",
-        "_extra_s",
         "_factor",
         "_first_s",
         "_fresh",
@@ -167,7 +170,6 @@ class Lane:
         self._used_s = now_s
         self._own_then = 0
         self._peers: int | None = 0
-        self._extra_s = 0.005
         self._factor = 1.0
         self._first_s = 0.0
         self._tail = 0.0
@@ -244,11 +246,11 @@ class Lane:
         x, y = uncached, prompt_s
         if flight.waited:
             ttft_s = None
-        if y is None:
-            x, y = flight.ahead + uncached, ttft_s
-        elif ttft_s is not None:
-            extra_s = min(max(ttft_s - y - line.slope * flight.ahead, 0.0), OVERHEAD_MOST_S)
-            self._extra_s += 0.1 * (extra_s - self._extra_s)
+        if ttft_s is not None:
+            if y is None:
+                x, y = flight.ahead + uncached, ttft_s
+            else:  # a server that is held back may not know it, so what was seen counts more than its word
+                y = min(max(y, ttft_s - line.slope * flight.ahead), SEEN_MOST * y + SEEN_MOST_S)
         if y is not None:
             if line.samples >= 5:  # before that a wrong guess must not clip what overrules it
                 expected_s = line.base + line.slope * x
@@ -324,7 +326,7 @@ class Lane:
                     factor *= exp(-unused_s / UNTRIED_S)
         if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
             there += max(0.0, self.others + (herd - 1.0) * (there - self._own_then))
-        expected_s = reading.base + self._extra_s + per_token_s * ahead
+        expected_s = reading.base + per_token_s * ahead
         if there >= slots:
             self.full = True
             beside = streams = float(slots)
