@@ -62,7 +62,7 @@ FULL_GAIN = 2.0
 SURE, FRESH_MOST = 24, 4
 """With so many samples the lines are laid anew only after so many more."""
 
-SEEN_MOST, SEEN_MOST_S = 3.0, 0.05
+SEEN_MOST, SEEN_MOST_S = 10.0, 0.05
 """So much more than a server says that reading took is believed to be its reading: so
 many times its word, and so many seconds."""
 
