@@ -9,7 +9,8 @@ from harness import Scripted, chat_body, gateway_with, post
 
 def test_all_answers_tell_their_way_when_the_configuration_says_so(tmp_path: Path) -> None:
     backend = Scripted()
-    config = "[answers]\nshow_backend = true\nshow_decision = true\n"
+    config = '[router]\nplugin = "adaptive"\n'
+    config += "[answers]\nshow_backend = true\nshow_decision = true\n"
     with gateway_with(tmp_path, backend, config=config) as gateway:
         for body in (chat_body(), chat_body(stream=True)):
             answer = gateway.ask(post(body=body))

@@ -202,7 +202,7 @@ def test_router_mode_is_a_llama_server_without_slots_of_its_own() -> None:
             "/metrics": need_model,
         }
     )
-    assert report == HealthReport(alive=True, models=("a",), kind="llama-server", detail="ok")
+    assert report == HealthReport(alive=True, models=("a",), kind="llama-server", detail="ok", role="router")
 
 
 def test_a_sleeping_server_is_not_woken() -> None:
