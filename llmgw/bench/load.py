@@ -59,6 +59,14 @@ def chat(dice: Random, count: int) -> list[Conversation]:
     return made
 
 
+def marked(conversations: list[Conversation], mark: str) -> list[Conversation]:
+    """The same, each beginning with ``mark``, so that no server has read any of it before.
+
+    Else whoever is measured later finds in the servers' caches what an earlier one has asked.
+    """
+    return [(Turn(f"{mark} {first.words}", first.tokens), *rest) for first, *rest in conversations]
+
+
 LOADS: Mapping[str, Callable[[Random, int], list[Conversation]]] = {"mixed": mixed, "chat": chat}
 """Loads by name; each makes so many requests in all."""
 

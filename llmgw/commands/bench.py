@@ -16,7 +16,7 @@ import click
 
 from llmgw.bench import callers
 from llmgw.bench.callers import Sample, Target
-from llmgw.bench.load import LOADS
+from llmgw.bench.load import LOADS, marked
 from llmgw.commands.trial import told
 from llmgw.simulation.report import percentile
 
@@ -74,8 +74,9 @@ def bench(
 ) -> None:
     """Measure a server or a gateway by its URL, or routers side by side.
 
-    Every target gets the same prompts, in turn and in changing order, so that what
-    the machine does meanwhile hits all alike.
+    Every target gets the same questions, in turn and in changing order, so that what
+    the machine does meanwhile hits all alike. Each begins with the target's name, so
+    that nobody finds in a server's cache what another has asked.
     """
     if not compare and len(urls) != 1:
         raise click.UsageError("one URL, or --compare-routers")
@@ -178,6 +179,7 @@ def _measure(
                 names = names[repetition % len(names) :] + names[: repetition % len(names)]
                 for name in names:
                     made = LOADS[load](Random(f"{seed} {load} {repetition}"), requests)
+                    made = marked(made, f"{repetition} {name}")
                     found[load][name] += callers.run(targets[name], made, streams, advance)
     return found
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmgw.bench.callers import Sample
-from llmgw.bench.load import LOADS
+from llmgw.bench.load import LOADS, marked
 from llmgw.commands.bench import bench, figures
 from llmgw.demo.processes import Child
 
@@ -78,6 +78,18 @@ def test_a_router_that_is_not_there_shows_the_gateways_words(server: str) -> Non
     result = CliRunner().invoke(bench, ["--compare-routers", server, "--router", "no-such-router"])
     assert result.exit_code == 1
     assert "no-such-router" in result.output
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_nobody_finds_in_a_cache_what_another_has_asked(load: str) -> None:
+    plain = LOADS[load](Random(7), 23)
+    one, other = marked(plain, "0 one"), marked(plain, "0 other")
+    assert all(turns[0].words.startswith("0 one ") for turns in one)
+    assert not {turns[0].words[:7] for turns in one} & {turns[0].words[:7] for turns in other}
+    assert [[turn.tokens for turn in turns] for turns in one] == [
+        [turn.tokens for turn in turns] for turns in plain
+    ]
+    assert [turns[1:] for turns in one] == [turns[1:] for turns in plain]
 
 
 @pytest.mark.parametrize("load", LOADS)
