@@ -19,6 +19,7 @@ from twisted.internet.task import deferLater
 
 from llmgw.core.body import estimate_tokens, read_json
 from llmgw.core.json_rules import Shape, shape_steps
+from llmgw.core.member import CHECK_S
 from llmgw.core.multipart import read_multipart
 from llmgw.core.overload import CALM_S, Level
 from llmgw.core.retry import backoff_s, retry_after, spread
@@ -209,6 +210,8 @@ class Exchange:
         if caller.models is not None and name not in caller.models and target not in caller.models:
             raise ModelNotAllowed(f"this key may not use the model {name[:256]!r}", param="model")
         if not gateway.fleet.serves(target) or not self._has_dialect(outgoing.route, target):
+            if not gateway.upstreams:  # then nobody can know which models there are
+                raise NoBackend("There is no backend now.", retry_after_s=self._soon(CHECK_S))
             raise ModelNotFound(f"no such model: {name[:256]!r}", param="model")
         account.target = target
         outgoing.target = target

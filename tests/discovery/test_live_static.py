@@ -51,6 +51,21 @@ def ids(gateway: Gateway) -> set[str]:
     return {each["id"] for each in gateway.state["backends"] if not each["removed"]}
 
 
+def test_where_no_backend_is_known_no_model_is_said_not_to_exist(
+    tmp_path: Path, backends: list[Scripted]
+) -> None:
+    write(tmp_path, backend_table(backends[0], "a"))
+    gateway = Gateway(tmp_path, CONFIG)
+    try:
+        write(tmp_path)
+        eventually(lambda: not ids(gateway))
+        answer = gateway.ask(post(body=chat_body("anything")))
+        assert (answer.status, answer.json["error"]["code"]) == (503, "no_backend")
+        assert answer.get("retry-after")
+    finally:
+        gateway.stop()
+
+
 def test_backends_come_and_go_and_a_stream_on_one_that_goes_runs_on(
     tmp_path: Path, backends: list[Scripted]
 ) -> None:
