@@ -34,7 +34,7 @@ run: $(VENV)/.run ## start three real llama-servers and a gateway before them
 # The closing line of pytest is repeated, so that it stands last whatever the coverage gate says.
 test: lint system ## lint, types, all tests but the slow ones, coverage of core and routing
 	@log=$(VENV)/pytest.log; status=0
-	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --cov --cov-report= -m 'not slow' $(PYTEST_OPTIONS) 2>&1 | tee "$$log" || status=$$?
+	$(PY) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --reruns 2 --reruns-delay 1 --cov --cov-report= -m 'not slow' $(PYTEST_OPTIONS) 2>&1 | tee "$$log" || status=$$?
 	if [ $$status -eq 0 ]; then
 		$(PY) -m coverage report --include='llmgw/core/*,llmgw/routing/*' --skip-covered --fail-under=100 || status=$$?
 		tail -n 1 "$$log"
