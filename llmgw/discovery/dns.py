@@ -20,7 +20,7 @@ from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from llmgw.config.reader import Reader, Rule
-from llmgw.discovery.standing import Standing, Update, read_options
+from llmgw.discovery.standing import Carried, read_options
 from llmgw.interfaces import CONTRACT, IDiscovery, IDiscoveryFactory
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class _Answer(Struct):
 
 
 @implementer(IDiscovery)
-class DnsDiscovery(Standing):
+class DnsDiscovery(Carried):
     """Asks for one name, round after round.
 
     :param lookup: made at the start if not given.
@@ -116,20 +116,6 @@ class DnsDiscovery(Standing):
         self._lookup = lookup
         self._answers: dict[tuple[str, str], _Answer] = {}
         self._told: list[dict[str, Any]] | None = None
-        self._running: Deferred[None] | None = None
-
-    def start(self, update: Update) -> None:
-        """See :meth:`llmgw.interfaces.IDiscovery.start`."""
-        self._update = update
-        self._running = Deferred.fromCoroutine(self._run())
-        self._running.addErrback(lambda failure: failure.trap(CancelledError) and None)
-
-    def stop(self) -> None:
-        """See :meth:`llmgw.interfaces.IDiscovery.stop`."""
-        self._update = None
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
 
     async def _run(self) -> None:
         if self._lookup is None:

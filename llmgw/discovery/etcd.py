@@ -15,14 +15,14 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from llmgw.discovery.etcd_client import EtcdClient, EtcdOptions, check_etcd_options
 from llmgw.discovery.etcd_protocol import OUT_OF_RANGE, EtcdError, Heard, Mirror
 from llmgw.discovery.registration import read_registration
-from llmgw.discovery.standing import Backoff, Standing, Update, read_options
+from llmgw.discovery.standing import Backoff, Carried, read_options
 from llmgw.interfaces import CONTRACT, IDiscovery, IDiscoveryFactory
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class _StartOverError(Exception):
 
 
 @implementer(IDiscovery)
-class EtcdDiscovery(Standing):
+class EtcdDiscovery(Carried):
     """Mirrors one prefix.
 
     :param http: see :class:`llmgw.discovery.http_client.HttpClient`; made at the start if not given.
@@ -46,20 +46,6 @@ class EtcdDiscovery(Standing):
         self._http = http
         self._mirror = Mirror(options.prefix.encode())
         self._backoff = Backoff(len(options.endpoints), random.Random())
-        self._running: Deferred[None] | None = None
-
-    def start(self, update: Update) -> None:
-        """See :meth:`llmgw.interfaces.IDiscovery.start`."""
-        self._update = update
-        self._running = Deferred.fromCoroutine(self._run())
-        self._running.addErrback(lambda failure: failure.trap(CancelledError) and None)
-
-    def stop(self) -> None:
-        """See :meth:`llmgw.interfaces.IDiscovery.stop`."""
-        self._update = None
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
 
     async def _run(self) -> None:
         # Not sooner: any Twisted program may import this module, and the client needs treq and OpenSSL.

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 from msgspec import Struct
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 from zope.interface import implementer
 
@@ -27,7 +27,7 @@ from llmgw.config.places import base_url
 from llmgw.config.reader import Reader, Rule
 from llmgw.core.json_lines import JsonLines, NotJsonLinesError
 from llmgw.discovery.kubernetes_protocol import GONE, ApiError, Heard, Slices, error_of
-from llmgw.discovery.standing import Backoff, Standing, Update, read_options
+from llmgw.discovery.standing import Backoff, Carried, read_options
 from llmgw.interfaces import CONTRACT, IDiscovery, IDiscoveryFactory
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class _GoneError(Exception):
 
 
 @implementer(IDiscovery)
-class KubernetesDiscovery(Standing):
+class KubernetesDiscovery(Carried):
     """Mirrors the slices of one service.
 
     :param http: see :class:`llmgw.discovery.http_client.HttpClient`; made at the start if not given.
@@ -89,20 +89,6 @@ class KubernetesDiscovery(Standing):
         self._http = http
         self._slices = Slices()
         self._backoff = Backoff(1, random.Random(), first_s=0.5, most_s=30.0)
-        self._running: Deferred[None] | None = None
-
-    def start(self, update: Update) -> None:
-        """See :meth:`llmgw.interfaces.IDiscovery.start`."""
-        self._update = update
-        self._running = Deferred.fromCoroutine(self._run())
-        self._running.addErrback(lambda failure: failure.trap(CancelledError) and None)
-
-    def stop(self) -> None:
-        """See :meth:`llmgw.interfaces.IDiscovery.stop`."""
-        self._update = None
-        running, self._running = self._running, None
-        if running is not None:
-            running.cancel()
 
     async def _run(self) -> None:
         # Not sooner: any Twisted program may import this module, and the client needs treq and OpenSSL.

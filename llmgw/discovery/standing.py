@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from llmgw.config.files import DISK
@@ -56,6 +57,31 @@ class Standing:
         """The whole set, unless stopped."""
         if self._update is not None:
             self._update(entries)
+
+
+class Carried(Standing):
+    """Base of those that one coroutine carries from start to stop: :meth:`_run`, for subclasses."""
+
+    def __init__(self, reactor: IReactorTime, called: str) -> None:
+        super().__init__(reactor, called)
+        self._running: Deferred[None] | None = None
+
+    def start(self, update: Update) -> None:
+        """See :meth:`llmgw.interfaces.IDiscovery.start`."""
+        self._update = update
+        self._running = Deferred.fromCoroutine(self._run())
+        self._running.addErrback(lambda failure: failure.trap(CancelledError) and None)
+
+    def stop(self) -> None:
+        """See :meth:`llmgw.interfaces.IDiscovery.stop`."""
+        self._update = None
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+
+    async def _run(self) -> None:
+        """Until there is nobody to tell: it is cancelled then."""
+        raise NotImplementedError
 
 
 class Backoff:
