@@ -116,7 +116,7 @@ class Tracer:
         events = []
         if said.ttft_s is not None:
             events.append(("gen_ai.first_token", _ns(line[0] + said.ttft_s)))
-        error = None if said.status < 400 and said.outcome == "done" else said.outcome
+        error = attributes.get("error.type")
         operation = attributes.get("gen_ai.operation.name", said.method)
         name = f"{operation} {said.target or said.model or said.route}"
         for hop in trace.hops:
