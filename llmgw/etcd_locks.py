@@ -13,12 +13,13 @@ from __future__ import annotations
 import base64
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from llmgw.discovery.etcd_client import EtcdClient
-from llmgw.discovery.etcd_protocol import b64
+from llmgw.discovery.etcd_protocol import b64, range_end
 from llmgw.load_locks import RENEW_S, SURE, TTL_S, Lock, Told, read_told, written
 
 if TYPE_CHECKING:
@@ -129,22 +130,31 @@ class EtcdLocks:
             return None
         return EtcdLock(self, key, lease, made["header"]["revision"], asked_s)
 
-    def told_key(self, model: str) -> str:
-        """Where failures of ``model`` are written down."""
-        return f"{self._prefix}failed/{model}"
+    def told_key(self, model: str, url: str) -> str:
+        """Where the last failure of ``model`` at a backend is written down."""
+        return self._failed_of(model) + quote(url, safe="")
 
-    async def told(self, model: str) -> Told | None:
-        """The last failure that some gateway has met with ``model``, while it is to be heeded."""
-        if not self.shared:
-            return None
-        found = await self.ask("/v3/kv/range", {"key": b64(self.told_key(model).encode())})
-        kvs = (found or {}).get("kvs") or []
-        return read_told(base64.b64decode(kvs[0]["value"])) if kvs else None
+    async def told(self, model: str, urls: list[str]) -> list[Told]:
+        """What gateways have met with ``model`` at these backends: of each its last failure,
+        while it is to be heeded."""
+        if not self.shared or not urls:
+            return []
+        first = self._failed_of(model).encode()
+        found = await self.ask("/v3/kv/range", {"key": b64(first), "range_end": b64(range_end(first))})
+        texts = [base64.b64decode(kv.get("value", "")) for kv in (found or {}).get("kvs") or []]
+        every = [told for text in texts if (told := read_told(text)) is not None]
+        return [told for told in every if told.backend in urls]
 
-    async def forget(self, model: str) -> None:
-        """``model`` was loaded well: nobody need wait any more."""
-        if self.shared:
-            await self.ask("/v3/kv/deleterange", {"key": b64(self.told_key(model).encode())})
+    async def forget(self, model: str, urls: list[str]) -> None:
+        """``model`` was loaded well there, or is to be tried again: nobody need wait any more."""
+        if not self.shared or not urls:
+            return
+        keys = [b64(self.told_key(model, url).encode()) for url in urls]
+        gone = [{"request_delete_range": {"key": key}} for key in keys]
+        await self.ask("/v3/kv/txn", {"success": gone})
+
+    def _failed_of(self, model: str) -> str:
+        return f"{self._prefix}failed/{quote(model, safe='')}/"
 
     async def tell_leaving(self, url: str, models: tuple[str, ...]) -> None:
         """Other gateways see what leaves only when it has left: a word a second is more than

@@ -42,6 +42,7 @@ _PLACES = re.compile(r"\S*/\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
 class Load:
     """
     :param ordered: by the operator or the configuration: it goes on though nobody waits.
+    :ivar anew: by the operator: what failed before does not count.
     :ivar until_s: somebody has been told to come back for the model: it goes on until then.
     :ivar shelf: where it is being loaded.
     :ivar begun_s: since when.
@@ -53,6 +54,7 @@ class Load:
     def __init__(self, loads: Loads, model: str, ordered: bool) -> None:
         self.model = model
         self.ordered = ordered
+        self.anew = False
         self.until_s = -inf
         self.shelf: Shelf | None = None
         self.begun_s: float | None = None
@@ -83,6 +85,8 @@ class Load:
     async def _bring(self) -> None:
         """:raise GatewayError: the model cannot be had."""
         model, loads, fleet = self.model, self._loads, self._gateway.fleet
+        if self.anew:
+            await loads.locks.forget(model, [shelf.backend.url for shelf in loads.shelves_of(model)])
         while self._is_wanted():
             await self._look()
             await self._hear()
@@ -115,6 +119,7 @@ class Load:
             # Other gateways there may be all the same: who comes second sees what the first one does.
             await self._pause(APART_S * self._gateway.dice.random())
         await self._look()
+        await self._hear()  # who had the lock before may have failed
         if self._gateway.fleet.prospect(model, self._clock()) is Standing.READY:
             return
         decision = loads.decide(model)
@@ -229,7 +234,7 @@ class Load:
         if shelf.starts_server:
             self._gateway.fleet.revive(shelf.id, self._clock())
         shelf.mark(model, "loaded")
-        await loads.locks.forget(model)
+        await loads.locks.forget(model, [shelf.backend.url])
 
     async def _failed(self, shelf: Shelf, lock: Lock, error: Exception) -> None:
         """Remember it, and tell the other gateways."""
@@ -244,8 +249,8 @@ class Load:
             pause_s=pause_s,
         )
         told = Told(lock.id, shelf.backend.url, reason, pause_s)
-        loads.heard[model] = told.id
-        await lock.tell(loads.locks.told_key(model), told)
+        loads.heard[model, told.backend] = told.id
+        await lock.tell(loads.locks.told_key(model, told.backend), told)
         if isinstance(error, TimeoutError):
             try:  # given up by us, so by its backend too
                 await shelf.loader.unload(model).addTimeout(LOOKS_S, self._reactor)
@@ -273,15 +278,16 @@ class Load:
         await DeferredList([shelf.look(LOOKS_S) for shelf in shelves])
 
     async def _hear(self) -> None:
-        """Take in a failure that another gateway has met."""
+        """Take in the failures that other gateways have met."""
         model, loads = self.model, self._loads
-        told = await loads.locks.told(model)
-        if told is None or loads.heard.get(model) == told.id:
-            return
-        loads.heard[model] = told.id
-        for shelf in loads.shelves_of(model):
-            if shelf.backend.url == told.backend:
-                loads.setbacks.failed(shelf.id, model, told.reason, self._clock(), told.pause_s)
+        shelves = loads.shelves_of(model)
+        for told in await loads.locks.told(model, [shelf.backend.url for shelf in shelves]):
+            if loads.heard.get((model, told.backend)) == told.id:
+                continue
+            loads.heard[model, told.backend] = told.id
+            for shelf in shelves:
+                if shelf.backend.url == told.backend:
+                    loads.setbacks.failed(shelf.id, model, told.reason, self._clock(), told.pause_s)
 
     def _pause(self, seconds: float) -> Deferred[None]:
         return deferLater(self._reactor, seconds)

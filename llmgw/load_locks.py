@@ -235,26 +235,29 @@ class LoadLocks:
         except (StoreError, ValueError, TypeError):
             return nothing
 
-    def told_key(self, model: str) -> str:
-        """Where failures of ``model`` are written down."""
-        return "" if self._store is None else self._store.key("load", "failed", model)
+    def told_key(self, model: str, url: str) -> str:
+        """Where the last failure of ``model`` at a backend is written down."""
+        return "" if self._store is None else self._store.key("load", "failed", model, url)
 
-    async def told(self, model: str) -> Told | None:
-        """The last failure that some gateway has met with ``model``, while it is to be heeded."""
+    async def told(self, model: str, urls: list[str]) -> list[Told]:
+        """What gateways have met with ``model`` at these backends: of each its last failure,
+        while it is to be heeded."""
         store = self._store
-        if store is None or not store.up:
-            return None
+        if store is None or not store.up or not urls:
+            return []
+        keys = [self.told_key(model, url) for url in urls]
         try:
-            text = await store.command("GET", self.told_key(model), within_s=WITHIN_S)
+            texts = await store.command("MGET", *keys, within_s=WITHIN_S)
         except StoreError:
-            return None
-        return read_told(text) if text else None
+            return []
+        return [told for text in texts if text and (told := read_told(text)) is not None]
 
-    async def forget(self, model: str) -> None:
-        """``model`` was loaded well: nobody need wait any more."""
+    async def forget(self, model: str, urls: list[str]) -> None:
+        """``model`` was loaded well there, or is to be tried again: nobody need wait any more."""
         store = self._store
-        if store is not None and store.up:
-            await store.command("DEL", self.told_key(model), within_s=WITHIN_S).addErrback(_unless_store)
+        if store is not None and store.up and urls:
+            keys = [self.told_key(model, url) for url in urls]
+            await store.command("DEL", *keys, within_s=WITHIN_S).addErrback(_unless_store)
 
 
 def _unless_store(failure: Any) -> None:

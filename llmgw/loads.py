@@ -47,7 +47,7 @@ class Loads:
     :param store: what gateways share, if they share something.
     :ivar shelves: by backend id, of those whose models are loaded by name.
     :ivar under_way: by model.
-    :ivar heard: the last failure of another gateway that was taken in, by model.
+    :ivar heard: the last failure that was taken in, of each model and URL of a backend.
     :ivar drain_s: so long a busy model is given to run out.
     """
 
@@ -62,7 +62,7 @@ class Loads:
         self._reactor = gateway.reactor
         self._clock = gateway.clock
         self.locks = _locks_of(config, store, self._reactor, self._clock)
-        self.heard: dict[str, str] = {}  # model to the failure of another gateway that was taken in
+        self.heard: dict[tuple[str, str], str] = {}
         self._unwanted: set[str] = set()  # preloaded ones that the operator has unloaded
         self.unloads = Unloads(self)
         self._hearing: Deferred[None] | None = None
@@ -204,6 +204,8 @@ class Loads:
             self.setbacks.forget(shelf.id, model)
         if self.gateway.fleet.prospect(model, self._clock()) is not Standing.READY:
             self.want(model, ordered=True)
+            if model in self.under_way:
+                self.under_way[model].anew = True
 
     def unload(self, model: str) -> list[str]:
         """By the operator's word, as soon as nobody is at work on it; it gets no new requests.

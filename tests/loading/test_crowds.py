@@ -165,6 +165,38 @@ def test_a_failure_that_one_gateway_met_reaches_those_who_wait_at_the_other(
         assert server.brain.loads == ["m"]
 
 
+@pytest.mark.parametrize("shared", ["store", "etcd"])
+def test_failures_at_each_instance_are_known_to_a_gateway_that_comes_later(
+    tmp_path: Path, request: pytest.FixtureRequest, shared: str
+) -> None:
+    """It tries none of them again, until the operator says so."""
+    servers = two_servers()
+    for server in servers:
+        server.brain.broken = {"c"}
+    if shared == "store":
+        config = f'[store]\nurl = "{request.getfixturevalue("redis_server").url}"\n'
+    else:
+        config = f'[[discovery]]\nplugin = "etcd"\nendpoints = ["{request.getfixturevalue("etcd").url}"]\n'
+    with ExitStack() as stack:
+        stack.enter_context(closing(*servers))
+        first, second = (
+            stack.enter_context(gateway_before(tmp_path / name, *servers, config=config, backoff_s=60.0))
+            for name in ("one", "two")
+        )
+        for gateway in (first, second):
+            eventually(functools.partial(is_ready if shared == "store" else knows_models, gateway))
+        loads = [server.brain.loads for server in servers]
+        for gateway in (first, second):
+            answer = gateway.ask(post(body=chat_body("c")))
+            assert answer.status == 503
+            assert "exit code 1" in answer.json["error"]["message"]
+            assert loads == [["c"], ["c"]]
+        for server in servers:
+            server.brain.broken = set()
+        assert second.admin("/api/models/c/load", "POST")[0] == 202
+        eventually(lambda: "loaded" in {states(second)["c"], states(second, "b1")["c"]})
+
+
 @pytest.mark.slow
 def test_the_lock_of_a_gateway_that_died_passes_on(tmp_path: Path, redis_server: RedisServer) -> None:
     """It is killed while it lets a busy model run out, with both locks in its hands."""
@@ -203,7 +235,9 @@ def test_two_gateways_that_share_an_etcd_load_once(tmp_path: Path, etcd: Etcd) -
     with ExitStack() as stack:
         stack.enter_context(closing(*servers))
         gateways = [
-            stack.enter_context(gateway_before(tmp_path / name, *servers, config=config, backoff_s=30.0))
+            stack.enter_context(
+                gateway_before(tmp_path / name, *servers, config=config, min_stay_s=1.0, backoff_s=30.0)
+            )
             for name in ("one", "two")
         ]
         for gateway in gateways:
