@@ -11,6 +11,7 @@ of the discovery and not below it, where every key is a backend.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -33,14 +34,14 @@ AWAY_S = 5.0
 
 class EtcdLock(Lock):
     """
-    :param lease: its id.
+    :ivar lease: its id.
     :param revision: at which the key was made.
     """
 
     def __init__(self, locks: EtcdLocks, key: str, lease: str, revision: str, asked_s: float) -> None:
         super().__init__(None, key, f"{key}@{revision}", locks.reactor, locks.clock)
         self._locks = locks
-        self._lease = lease
+        self.lease = lease
         self._revision = revision
         self._sure_until_s = asked_s + TTL_S * SURE
         self._timer = locks.reactor.callLater(RENEW_S, self._renew)
@@ -62,20 +63,24 @@ class EtcdLock(Lock):
             self._timer = None
         if self._asking is not None:
             self._asking.cancel()
-        return Deferred.fromCoroutine(self._locks.ask("/v3/lease/revoke", {"ID": self._lease}))
+        return Deferred.fromCoroutine(self._locks.ask("/v3/lease/revoke", {"ID": self.lease}))
 
-    async def _tell(self, key: str, told: Told) -> None:
-        granted = await self._locks.ask("/v3/lease/grant", {"TTL": str(max(1, round(told.pause_s)))})
-        if granted is None:
-            return
+    async def put_if_ours(self, key: str, value: bytes, lease: str) -> bool:
+        """Write something down under ``lease``, if the lock is still ours. :return: it was."""
         same = {
             "key": b64(self.key.encode()),
             "target": "CREATE",
             "result": "EQUAL",
             "create_revision": self._revision,
         }
-        put = {"key": b64(key.encode()), "value": b64(written(told).encode()), "lease": granted["ID"]}
-        await self._locks.ask("/v3/kv/txn", {"compare": [same], "success": [{"request_put": put}]})
+        put = {"key": b64(key.encode()), "value": b64(value), "lease": lease}
+        done = await self._locks.ask("/v3/kv/txn", {"compare": [same], "success": [{"request_put": put}]})
+        return bool((done or {}).get("succeeded"))
+
+    async def _tell(self, key: str, told: Told) -> None:
+        granted = await self._locks.ask("/v3/lease/grant", {"TTL": str(max(1, round(told.pause_s)))})
+        if granted is not None:
+            await self.put_if_ours(key, written(told).encode(), granted["ID"])
 
     def _renew(self) -> None:
         self._timer = None
@@ -85,7 +90,7 @@ class EtcdLock(Lock):
 
     async def _keep_alive(self) -> None:
         asked_s = self._clock()
-        kept = await self._locks.ask("/v3/lease/keepalive", {"ID": self._lease}, patient=True)
+        kept = await self._locks.ask("/v3/lease/keepalive", {"ID": self.lease}, patient=True)
         if kept is None:
             return
         if kept.get("result", {}).get("TTL"):
@@ -106,6 +111,7 @@ class EtcdLocks:
         self._prefix = options.prefix.rstrip("/") + "-load/"
         self._client: EtcdClient | None = None
         self._away_until_s = float("-inf")
+        self._told_leaving: dict[str, tuple[str, tuple[str, ...]]] = {}
 
     @property
     def shared(self) -> bool:
@@ -156,16 +162,35 @@ class EtcdLocks:
     def _failed_of(self, model: str) -> str:
         return f"{self._prefix}failed/{quote(model, safe='')}/"
 
-    async def tell_leaving(self, url: str, models: tuple[str, ...]) -> None:
-        """Other gateways see what leaves only when it has left: a word a second is more than
-        an etcd should be asked for."""
+    async def tell_leaving(self, lock: Lock, url: str, models: tuple[str, ...]) -> None:
+        """The other gateways should send nobody to ``models`` of a backend, for now.
+
+        Once is enough: the word stands under the lease of the backend's lock, and goes with it.
+        """
+        if not isinstance(lock, EtcdLock) or self._told_leaving.get(url) == (lock.id, models):
+            return
+        if await lock.put_if_ours(self._leaving_of(url), json.dumps(models).encode(), lock.lease):
+            self._told_leaving[url] = (lock.id, models)
 
     async def forget_leaving(self, url: str) -> None:
-        """Nothing was told."""
+        """They may send requests there again."""
+        if self._told_leaving.pop(url, None) is not None and self.shared:
+            await self.ask("/v3/kv/deleterange", {"key": b64(self._leaving_of(url).encode())})
 
     async def leaving(self, urls: list[str]) -> list[frozenset[str]]:
-        """Nothing is told."""
-        return [frozenset() for _ in urls]
+        """Models that gateways let run out, of each backend."""
+        first = f"{self._prefix}leaving/".encode()
+        request = {"key": b64(first), "range_end": b64(range_end(first)), "serializable": True}
+        found = await self.ask("/v3/kv/range", request) if self.shared and urls else None
+        told: dict[str, frozenset[str]] = {}
+        for kv in (found or {}).get("kvs") or []:
+            with contextlib.suppress(ValueError, TypeError):
+                key = base64.b64decode(kv["key"]).decode()
+                told[key] = frozenset(json.loads(base64.b64decode(kv["value"])))
+        return [told.get(self._leaving_of(url), frozenset()) for url in urls]
+
+    def _leaving_of(self, url: str) -> str:
+        return f"{self._prefix}leaving/{quote(url, safe='')}"
 
     async def ask(
         self, path: str, body: Mapping[str, Any], *, patient: bool = False

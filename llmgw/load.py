@@ -147,8 +147,12 @@ class Load:
         if loading is not None:
             await self._see_through(shelf, lock, loading)
 
-    async def _make_room(self, shelf: Shelf, victims: tuple[str, ...], locks: tuple[Lock, ...]) -> bool:
-        """Let the victims run out, and unload them. :return: it is done, and still ours to do."""
+    async def _make_room(self, shelf: Shelf, victims: tuple[str, ...], locks: tuple[Lock, Lock]) -> bool:
+        """Let the victims run out, and unload them.
+
+        :param locks: of the model and of the backend.
+        :return: it is done, and still ours to do.
+        """
         loads = self._loads
         until_s = self._clock() + loads.drain_s
         shelf.leave(victims)
@@ -160,7 +164,7 @@ class Load:
                     if self._clock() >= until_s:
                         shelf.rest_until_s = self._clock() + loads.config.min_stay_s
                         return False
-                    await loads.locks.tell_leaving(shelf.backend.url, victims)
+                    await loads.locks.tell_leaving(locks[1], shelf.backend.url, victims)
                     await self._pause(LOOK_S / 2)
                 if not all(lock.valid for lock in locks):
                     return False

@@ -202,8 +202,11 @@ class LoadLocks:
             return None
         return Lock(store, key, f"{owner}:{fence}", self._reactor, self._clock)
 
-    async def tell_leaving(self, url: str, models: tuple[str, ...]) -> None:
-        """The other gateways should send nobody to ``models`` of a backend, for now."""
+    async def tell_leaving(self, lock: Lock, url: str, models: tuple[str, ...]) -> None:
+        """The other gateways should send nobody to ``models`` of a backend, for now.
+
+        :param lock: of the backend. To be told again while it goes on.
+        """
         store, now_s = self._store, self._clock()
         if store is None or not store.up or now_s - self._told_leaving_s.get(url, -inf) < LEAVING_S / 3:
             return

@@ -207,6 +207,9 @@ class Shelf:
             self._leaving_elsewhere = models
             self.publish()
 
+    def _is_leaving(self, name: str) -> bool:
+        return name in self.leaving or name in self._leaving_elsewhere
+
     def publish(self) -> None:
         """Tell the fleet."""
         names = tuple(self.states)
@@ -215,8 +218,7 @@ class Shelf:
         cold = frozenset(
             name
             for name in names
-            if name in self.leaving
-            or name in self._leaving_elsewhere
+            if self._is_leaving(name)
             # What the loader does not know by this name, the backend may know all the same.
             or (self.states.get(name, "loaded") != "loaded" if self.answered else True)
         )
@@ -343,7 +345,7 @@ class Shelf:
             "changing": self.changing,
             "models": {
                 model: {
-                    "state": "leaving" if model in self.leaving else state,
+                    "state": "leaving" if self._is_leaving(model) else state,
                     "for_s": None if (since_s := self.since_s.get(model, -inf)) == -inf else now_s - since_s,
                     "in_flight": self.busy(model),
                 }

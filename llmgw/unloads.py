@@ -86,7 +86,7 @@ class Unloads:
             while lock is not None and lock.valid and not await shelf.idle(model):
                 if why == "idle":
                     return
-                await locks.tell_leaving(url, (model,))
+                await locks.tell_leaving(lock, url, (model,))
                 await deferLater(self._reactor, LOOK_S)
             if lock is not None and lock.valid:
                 await self.unload(shelf, model, why)

@@ -7,6 +7,7 @@ it. Nothing here keeps a gateway from starting: a server may come later.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import time
@@ -28,6 +29,7 @@ AT_ONCE = 16
 SOON_S = 21 * 86_400
 """A certificate or key that ends sooner is worth a word."""
 MOST_BYTES = 4 << 20
+_PROXIED = re.compile(r"(^|:)(proxied|haproxy)(:|\\)")
 
 
 class Finding(Struct, frozen=True):
@@ -74,6 +76,7 @@ def look(config: Config, progress: Callable[[], None] = lambda: None) -> list[Fi
             progress()
     findings += _models(config, told)
     findings += _store(config)
+    findings += _alone(config, told)
     findings += _keys(config, told)
     return findings
 
@@ -287,6 +290,30 @@ def _store(config: Config) -> Iterable[Finding]:
         what = f"the store at {host}:{port} cannot be reached: {error.strerror or error}"
         cure = "Start it, or check host and port; until then each gateway counts alone"
         yield Finding("store.url", what, cure)
+
+
+def _alone(config: Config, told: Mapping[str, Told]) -> Iterable[Finding]:
+    """Models that are loaded by name, seemingly by several gateways that share nothing."""
+    if config.store.url or config.store.sentinels or config.workers > 1:
+        return
+    if any(table.plugin == "etcd" for table in config.discovery):
+        return
+    balanced = next((i for i, text in enumerate(config.listen) if _PROXIED.search(text)), None)
+    loading = next((i for i, each in enumerate(config.backends) if _loads_by_name(each, told)), None)
+    if balanced is not None and loading is not None:
+        yield Finding(
+            f"listen[{balanced}]",
+            f"connections come from a balancer, and backends[{loading}] loads models by name: if it has "
+            "other gateways behind it, two of them may load a model at a time, as there is no [store]",
+            "Name a [store] that all of them share, or a [[discovery]] of etcd; if this is the only gateway, "
+            "all is well",
+        )
+
+
+def _loads_by_name(backend: BackendConfig, told: Mapping[str, Told]) -> bool:
+    if backend.loader is not None:
+        return backend.loader.plugin not in ("none", "command")
+    return backend.kind == "ollama" or told[backend.id].router
 
 
 def _keys(config: Config, told: Mapping[str, Told]) -> Iterable[Finding]:

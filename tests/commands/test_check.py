@@ -11,10 +11,12 @@ import pytest
 from authority import Authority
 from click.testing import CliRunner
 from harness import Scripted, backend_table, free_port, json_response
+from msgspec.structs import replace
 
 from llmgw.access import key_file
 from llmgw.commands import surroundings
 from llmgw.commands.check import check
+from llmgw.config import BackendConfig, load_config
 
 GOOD = '[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n'
 
@@ -256,6 +258,26 @@ def test_key_files_open_to_all_empty_and_about_to_end(tmp_path, server):
 def test_a_store_that_is_not_there(tmp_path, server):
     text = f'[store]\nurl = "redis://127.0.0.1:{free_port()}/0"\n{backend_table(server, "a", "")}'
     assert "cannot be reached" in findings(write(tmp_path, text))["store.url"][0]
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ('listen = ["proxied:tcp:8000:networks=10.0.0.0/8"]', True),
+        ('listen = ["haproxy:tcp:8443"]', True),
+        ('listen = ["tcp:8000"]', False),
+        ('listen = ["proxied:tcp:8000"]\nworkers = 2', False),
+        ('listen = ["proxied:tcp:8000"]\n[store]\nurl = "unix:///run/x.sock"', False),
+        ('listen = ["proxied:tcp:8000"]\n[[discovery]]\nplugin = "etcd"\nendpoints = ["http://e:1"]', False),
+    ],
+)
+def test_gateways_that_load_and_share_nothing(tmp_path, more, found):
+    """Asked of the judgement alone: most of these would want files, or servers."""
+    config = load_config(write(tmp_path, f'auth = ["anonymous"]\n{more}\n'))
+    for told, by_name in ((surroundings.Told(router=True), True), (surroundings.Told(), False)):
+        backend = BackendConfig(id="a", url="http://127.0.0.1:1")
+        findings = list(surroundings._alone(replace(config, backends=(backend,)), {"a": told}))
+        assert [each.where for each in findings] == (["listen[0]"] if found and by_name else [])
 
 
 def test_offline_asks_nobody(tmp_path, server):

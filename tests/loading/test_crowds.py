@@ -60,8 +60,8 @@ def two_servers(most: int = 1, load_s: float = 0.3) -> tuple[RouterServer, Route
 
 
 def is_ready(gateway: Gateway) -> bool:
-    """It knows the models of all its backends, and has its store."""
-    return gateway.state["store"]["up"] and knows_models(gateway)
+    """It knows the models of all its backends, and has its store if it is to have one."""
+    return (gateway.state["store"] or {"up": True})["up"] and knows_models(gateway)
 
 
 def all_ready(*gateways: Gateway) -> None:
@@ -165,6 +165,40 @@ def test_a_failure_that_one_gateway_met_reaches_those_who_wait_at_the_other(
         assert server.brain.loads == ["m"]
 
 
+def sharing(what: str, request: pytest.FixtureRequest) -> str:
+    """A configuration whose gateways share a store, or an etcd."""
+    if what == "store":
+        return f'[store]\nurl = "{request.getfixturevalue("redis_server").url}"\n'
+    return f'[[discovery]]\nplugin = "etcd"\nendpoints = ["{request.getfixturevalue("etcd").url}"]\n'
+
+
+@pytest.mark.parametrize("shared", ["store", "etcd"])
+def test_what_one_gateway_lets_run_out_gets_nothing_new_from_the_other(
+    tmp_path: Path, request: pytest.FixtureRequest, shared: str
+) -> None:
+    server = RouterServer(RouterBrain("m", "n", most=1, load_s=0.2))
+    config = sharing(shared, request)
+    with ExitStack() as stack:
+        stack.enter_context(closing(server))
+        first, second = (
+            stack.enter_context(gateway_before(tmp_path / name, server, config=config, min_stay_s=0.5))
+            for name in ("one", "two")
+        )
+        all_ready(first, second)
+        crowd = Crowd()
+        server.held.clear()
+        working = crowd.ask(second, "m")
+        eventually(lambda: server.brain.busy["m"])
+        wanted = crowd.ask(first, "n")
+        eventually(lambda: states(second)["m"] == "leaving")
+        late = crowd.ask(second, "m")
+        eventually(lambda: held(second))
+        assert server.brain.busy["m"] == 1
+        server.held.set()
+        assert [each.result(30).status for each in (working, wanted, late)] == [200] * 3
+        assert server.brain.loads == ["m", "n", "m"]
+
+
 @pytest.mark.parametrize("shared", ["store", "etcd"])
 def test_failures_at_each_instance_are_known_to_a_gateway_that_comes_later(
     tmp_path: Path, request: pytest.FixtureRequest, shared: str
@@ -173,18 +207,14 @@ def test_failures_at_each_instance_are_known_to_a_gateway_that_comes_later(
     servers = two_servers()
     for server in servers:
         server.brain.broken = {"c"}
-    if shared == "store":
-        config = f'[store]\nurl = "{request.getfixturevalue("redis_server").url}"\n'
-    else:
-        config = f'[[discovery]]\nplugin = "etcd"\nendpoints = ["{request.getfixturevalue("etcd").url}"]\n'
+    config = sharing(shared, request)
     with ExitStack() as stack:
         stack.enter_context(closing(*servers))
         first, second = (
             stack.enter_context(gateway_before(tmp_path / name, *servers, config=config, backoff_s=60.0))
             for name in ("one", "two")
         )
-        for gateway in (first, second):
-            eventually(functools.partial(is_ready if shared == "store" else knows_models, gateway))
+        all_ready(first, second)
         loads = [server.brain.loads for server in servers]
         for gateway in (first, second):
             answer = gateway.ask(post(body=chat_body("c")))
