@@ -191,6 +191,10 @@ class ModelLoading(GatewayError):
     type = "overloaded_error"
 
 
+class ModelUnloaded(ModelLoading):
+    """503: the model's load was undone by somebody before its end; nothing says that the next fails."""
+
+
 class UpstreamTimeout(GatewayError):
     """504."""
 

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from llmgw.core.member import Standing
 from llmgw.core.placement import Nowhere, Place, Wait
-from llmgw.errors import GatewayError, ModelLoading
+from llmgw.errors import GatewayError, ModelLoading, ModelUnloaded
 from llmgw.load_locks import Told
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ LOOK_S = 0.25
 WAIT_MOST_S = 1.0
 APART_S = 0.25
 """Gateways that share nothing begin their loads at random within so long."""
+UNDONE_MOST = 3
+"""A load that was undone so often has failed."""
 LOOKS_S = 2.0
 """The states of all backends are known after so long, or one that does not answer is left out."""
 
@@ -55,6 +57,7 @@ class Load:
         self.model = model
         self.ordered = ordered
         self.anew = False
+        self._undone = 0
         self.until_s = -inf
         self.shelf: Shelf | None = None
         self.begun_s: float | None = None
@@ -222,6 +225,12 @@ class Load:
             shelf.mark(model, "unloaded")
             raise
         except Exception as error:
+            if isinstance(error, ModelUnloaded) and self._undone < UNDONE_MOST:
+                self._undone += 1
+                metrics.loaded(shelf.id, model, "undone", self._clock() - begun_s)
+                self.log.warn("backend {backend}: {why}", backend=shelf.id, why=str(error))
+                shelf.mark(model, "unloaded")
+                return
             metrics.loaded(shelf.id, model, "failed", self._clock() - begun_s)
             await self._failed(shelf, lock, error)
             return

@@ -210,7 +210,7 @@ class Metrics:
             self._hold.child(()).observe(seconds)
 
     def loaded(self, backend: str, model: str, outcome: str, seconds: float) -> None:
-        """A load has ended: ``loaded`` or ``failed``."""
+        """A load has ended: ``loaded``, ``failed`` or ``undone``."""
         self._loads.child((backend, self._name(model), outcome)).value += 1
         if outcome == "loaded":
             self._load_seconds.child((backend, self._name(model))).observe(seconds)

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from twisted.internet.defer import CancelledError, Deferred
 from zope.interface import implementer
 
+from llmgw.errors import ModelUnloaded
 from llmgw.interfaces import CONTRACT, IModelLoader, IModelLoaderFactory
 from llmgw.loading.asking import Options, cannot, entries, get_json, post_json, strange, words_of
 
@@ -207,7 +208,7 @@ class LlamaCppRouter:
             if state == "failed" and (seen or looks > 1):
                 raise cannot(model, f"its process ended with exit code {self._exit_codes.get(id, 1)}")
             if state == "unloaded" and (seen or looks > 1):
-                raise cannot(model, "it was unloaded again")
+                raise ModelUnloaded(f"loading {model!r} failed: it was unloaded again")
             await self._pause()
 
     async def _unload(self, model: str) -> None:

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from llmgw import testing
-from llmgw.errors import ConfigError, ModelLoading
+from llmgw.errors import ConfigError, ModelLoading, ModelUnloaded
 from llmgw.loading.llamacpp_router import LlamaCppRouter, LlamaCppRouterFactory
 from llmgw.testing.fakes import Answer, FakeHealthTarget
 
@@ -164,7 +164,7 @@ def test_a_load_that_is_undone_meanwhile_fails() -> None:
     loading = house.loader.load("m")
     house.clock.pump([0.1] * 10)
     house.brain.unload("m")
-    with pytest.raises(ModelLoading, match="unloaded again"):
+    with pytest.raises(ModelUnloaded, match="unloaded again"):
         house.wait(loading)
 
 
