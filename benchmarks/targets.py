@@ -268,10 +268,11 @@ def vllm_router(stage: Stage, name: str) -> Target:
 
 
 def sglang_router(stage: Stage, name: str) -> Target:
-    """sglang-router (PyPI), round robin."""
+    """sglang-router (PyPI), round robin. Its metrics get a port of their own: the usual one may be taken."""
     port = free_port()
     command = [_program("python"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--policy", "round_robin", "--log-level", "error"]
+    command += ["--prometheus-port", str(free_port())]
     command += ["--worker-urls", f"http://127.0.0.1:{stage.mock_port}"]
     return Target(name, port, stage.run(name, command, port))
 
