@@ -7,15 +7,11 @@ somebody put into the wrong place.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import stat
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
@@ -25,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmgw.errors import ConfigError, ConfigFault
-from llmgw.private_files import read_private
+from llmgw.private_files import locked, read_private, replace_private
 from llmgw.values import Caller, Caps, Policy
 
 LEAST_PEPPER_BYTES = 16
@@ -353,11 +349,11 @@ def edit(path: str, change: Callable[[str], str], *, create: bool = False) -> No
     if not create:
         # Before there is a lock file beside a name that was only mistyped.
         read_private(target)
-    with _locked(f"{target}.lock"):
+    with locked(f"{target}.lock"):
         missing = create and not os.path.exists(target)
         text = change("" if missing else _text(target))
         parse(text, path)
-        _replace(target, text, None if missing else os.stat(target))
+        replace_private(target, text, None if missing else os.stat(target))
 
 
 def _text(path: str) -> str:
@@ -365,39 +361,3 @@ def _text(path: str) -> str:
         return read_private(path).decode()
     except UnicodeDecodeError as error:
         raise ConfigError([ConfigFault("", f"not UTF-8 at byte {error.start}")], path) from None
-
-
-def _replace(target: str, text: str, before: os.stat_result | None) -> None:
-    folder = os.path.dirname(target)
-    descriptor, temporary = tempfile.mkstemp(prefix=".keys-", dir=folder)
-    try:
-        with open(descriptor, "w", encoding="utf-8", newline="") as file:
-            if before is not None:
-                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(descriptor, before.st_uid, before.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    # The new name must survive a power cut too.
-    parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
-
-
-@contextmanager
-def _locked(path: str) -> Iterator[None]:
-    # The lock is a file of its own, which stays: the key file itself is another
-    # one after each change, and a lock on the old one would guard nothing.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

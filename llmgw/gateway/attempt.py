@@ -37,7 +37,7 @@ from llmgw.gateway.backend_http import (
 )
 from llmgw.values import Choice, Request, Usage
 from llmgw.wire.relay import Assembly, CappedRelay, Relay
-from llmgw.wire.upstream import UpstreamFault
+from llmgw.wire.sink import UpstreamFault
 
 if TYPE_CHECKING:
     from llmgw.core.fleet import Lease

@@ -13,7 +13,7 @@ from llmgw import __version__
 from llmgw.errors import GatewayError, ResponseTooLarge, UpstreamError, UpstreamTimeout
 from llmgw.wire.incoming import header_lines
 from llmgw.wire.relay import Collected
-from llmgw.wire.upstream import UpstreamFault
+from llmgw.wire.sink import UpstreamFault
 
 if TYPE_CHECKING:
     from llmgw.config import BackendConfig

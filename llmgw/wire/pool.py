@@ -25,7 +25,8 @@ from twisted.internet.protocol import Factory
 
 from llmgw.certificates import Pair, read_certificates
 from llmgw.core.response_reader import ResponseMemo
-from llmgw.wire.upstream import UpstreamConnection, UpstreamFault
+from llmgw.wire.sink import UpstreamFault
+from llmgw.wire.upstream import UpstreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmgw.wire.later import Later
+from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import NEVER
-from llmgw.wire.upstream import UpstreamFault
 
 if TYPE_CHECKING:
     from llmgw.core.assemble import Assembler

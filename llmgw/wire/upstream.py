@@ -1,7 +1,7 @@
 """One connection to a backend: a request out, a response in, never two at a time.
 
 The caller gets the response head from :meth:`UpstreamConnection.request`, then
-names a :class:`Sink` with :meth:`deliver`; from there each read of the socket
+names a :class:`~llmgw.wire.sink.Sink` with :meth:`deliver`; from there each read of the socket
 becomes one call with the body's bytes, freed of their framing, and the time of
 arrival. Cancelling the Later, or :meth:`abort`, closes the connection at
 once: that is how a llama-server learns that nobody waits any more.
@@ -10,7 +10,7 @@ once: that is how a llama-server learns that nobody waits any more.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -24,6 +24,7 @@ from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.eager import sender, take_over
 from llmgw.wire.later import Later
 from llmgw.wire.long_body import LongBody
+from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import NEVER
 
 if TYPE_CHECKING:
@@ -32,43 +33,7 @@ if TYPE_CHECKING:
 
     from llmgw.core.http import ResponseHead
     from llmgw.wire.pool import Pool
-
-
-class UpstreamFault(Exception):
-    """The backend, or the way to it, failed.
-
-    :ivar reason: ``refused``, ``connect``, ``dns``, ``tls``, ``local`` (our own fault:
-        no descriptor or port left), ``timeout_connect``, ``reset`` (closed before a
-        head), ``timeout_head``, ``timeout_first_token``, ``timeout_idle``,
-        ``timeout_total``, ``cut`` (closed inside the body), ``framing``, ``closed``.
-    :ivar stale: a kept connection was closed before one byte came back: nobody
-        has worked on the request, and sending it again is safe (RFC 9112 section 9.3.1).
-    """
-
-    def __init__(self, reason: str, detail: str = "", *, stale: bool = False) -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
-        self.stale = stale
-
-
-class Sink(Protocol):
-    """Who takes a response's body."""
-
-    def received(self, data: bytes, now_s: float, last: bool) -> None:
-        """Body bytes, never empty, as they arrived at ``now_s``.
-
-        :param last: :meth:`ended` follows at once.
-        """
-
-    def flush(self) -> None:
-        """The backend has nothing more to say for now."""
-
-    def ended(self) -> None:
-        """The body is complete; the connection is already free for others."""
-
-    def failed(self, fault: UpstreamFault) -> None:
-        """No more will come, and what came is not the whole."""
+    from llmgw.wire.sink import Sink
 
 
 @implementer(IHandshakeListener)

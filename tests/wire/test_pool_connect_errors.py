@@ -13,8 +13,8 @@ from twisted.python.failure import Failure
 
 from llmgw.core.http import HeadLimits
 from llmgw.wire.pool import Pool
+from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import Sweep
-from llmgw.wire.upstream import UpstreamFault
 
 
 class Endpoint:
