@@ -26,7 +26,7 @@ from twisted.internet.testing import StringTransport
 from llmgw.config import parse_config
 from llmgw.service import GatewayService
 from llmgw.tap import tune_collector
-from llmgw.wire.server import ClientFactory
+from llmgw.wire.accepting import ClientFactory
 from llmgw.wire.upstream import UpstreamConnection
 
 LLMGW = os.path.join(os.path.dirname(sys.executable), "llmgw")

@@ -14,10 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.task import deferLater
-from twisted.logger import Logger
+from twisted.internet.defer import Deferred, maybeDeferred
 
 from llmgw import __version__
 from llmgw.admin.history import History
@@ -39,6 +36,7 @@ from llmgw.backends import Backends
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.fleet import Fleet
 from llmgw.core.retry import RetryBudget
+from llmgw.daemon import NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, stop_all
 from llmgw.discoveries import Discoveries
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
@@ -48,10 +46,8 @@ from llmgw.loads import Loads
 from llmgw.operations import Operations
 from llmgw.peers import Peers
 from llmgw.pressure import Pressure
-from llmgw.signals import take_signals
-from llmgw.systemd import Notifier
+from llmgw.wire.accepting import ClientFactory
 from llmgw.wire.eager import Outbox
-from llmgw.wire.server import ClientFactory
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
 
@@ -61,36 +57,11 @@ if TYPE_CHECKING:
     from llmgw.admin.events import Feed
     from llmgw.config import Config
 
-NEEDS_RESTART = (
-    "listen",
-    "admin",
-    "admin_token",
-    "workers",
-    "rate_limiter",
-    "store",
-    "peers",
-    "breaker",
-    "retry",
-    "log",
-    "tracing",
-)
-"""Keys that a reload reads, but cannot change."""
-SIGINT_FINISH_S = 5.0
-POLL_S = 0.05
 SPARE_DESCRIPTORS = 256
 LEAST_CONNECTIONS = 16
 
 
-class StartError(SystemExit, Exception):
-    """It can't start; the message is one line for the terminal.
-
-    An exit, so that no traceback is printed. And an ``Exception``, as only that
-    makes twistd in the background tell the waiting process of its start, which
-    waits for ever otherwise, and take its pid file away.
-    """
-
-
-class GatewayService(Service):
+class GatewayService(Daemon):
     """One gateway process.
 
     :param config: checked.
@@ -99,9 +70,6 @@ class GatewayService(Service):
     :raise ConfigError: a plugin's options or a backend's files are wrong.
     :raise PluginError: a plugin is missing or unfit.
     """
-
-    log = Logger()
-    name = "llmgw"
 
     def __init__(
         self,
@@ -113,10 +81,8 @@ class GatewayService(Service):
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
     ) -> None:
-        self.config = config
-        self.reactor = reactor
+        super().__init__(config, reactor, clock)
         self._reread = reread
-        self.clock = clock
         self._dice = random.Random(seed)
         check_discoveries(config, reactor)
         self.sweep = Sweep(reactor, clock)
@@ -177,14 +143,6 @@ class GatewayService(Service):
             reactor=reactor,
             clock=clock,
         )
-        self._started_s = 0.0
-        self.notifier = Notifier(reactor, {})
-        self.upgrade: Callable[[], None] | None = None
-        self.draining = False
-        self.relieved = False
-        self._hurried = False
-        self._interrupted = False
-        self._stopping: Deferred[None] | None = None
 
     @property
     def started(self) -> bool:
@@ -195,15 +153,9 @@ class GatewayService(Service):
         """See :class:`llmgw.handover.Serving`."""
         return self.sockets.descriptors(), self.sockets.activated()
 
-    def relieve(self) -> None:
-        """See :class:`llmgw.handover.Serving`."""
+    def let_go(self) -> None:
+        """See :class:`Daemon`."""
         self.sockets.let_go()
-        self.retire(relieved=True)
-
-    @property
-    def uptime_s(self) -> float:
-        """Seconds since the start."""
-        return self.clock() - self._started_s
 
     @property
     def warnings(self) -> list[str]:
@@ -220,17 +172,6 @@ class GatewayService(Service):
 
     # --- start --------------------------------------------------------------------
 
-    def privilegedStartService(self) -> None:
-        """Bind, while we may still be root.
-
-        :raise StartError: a port can't be had; the message names it.
-        """
-        for text, listener in [*self._listeners, *self._admin]:
-            try:
-                listener.privilegedStartService()
-            except Exception as error:
-                raise StartError(f"llmgw: cannot listen on {text}: {error}") from None
-
     def startService(self) -> None:
         """Begin to serve."""
         super().startService()
@@ -244,8 +185,7 @@ class GatewayService(Service):
                 raise StartError(f"llmgw: cannot write the access log: {error}") from None
         if self.gateway.tracer is not None:
             self.gateway.tracer.start()
-        for _, listener in [*self._listeners, *self._admin]:
-            listener.startService()
+        self.listen()
         self.backends.start()
         self.pressure.start()
         if self.store is not None:
@@ -255,11 +195,8 @@ class GatewayService(Service):
             self.peers.start()
         self.discoveries.start()
         self.history.start()
-        take_signals(
-            self.reactor, terminate=self._signalled, reload=self.reload_and_log, upgrade=self.upgrade
-        )
-        for warning in self.warnings:
-            self.log.warn("{warning}", warning=warning)
+        self.take_signals()
+        self.warn()
         self.log.info(
             "llmgw {version} serves {listen} with {count} backends, router {router}",
             version=__version__,
@@ -270,13 +207,8 @@ class GatewayService(Service):
 
     # --- end ----------------------------------------------------------------------
 
-    def stopService(self) -> Deferred[None]:
-        """Drain and end. Fires when everything is closed."""
-        if self._stopping is None:
-            self._stopping = Deferred.fromCoroutine(self._stop())
-        return self._stopping
-
-    async def _stop(self) -> None:
+    async def finish(self) -> None:
+        """See :class:`Daemon`."""
         drain = self.config.drain
         self.draining = True
         self.notifier.stopping(drain.lame_duck_s + drain.finish_s + drain.abort_s)
@@ -284,25 +216,25 @@ class GatewayService(Service):
         if self.relieved:
             # Idle connections are kept for the lame duck time, so that a request
             # that is on its way to one is answered, and told that it was the last.
-            await _stop_all([*self._listeners, *self._admin])
+            await stop_all([*self._listeners, *self._admin])
             self.site.draining = True
         if self.running and not self._interrupted:
             await self._pause(drain.lame_duck_s)
-        await _stop_all(self._listeners)
+        await stop_all(self._listeners)
         self.site.draining = True
         self.gateway.waiting.close()
         self.site.close_idle()
         await self._until_idle(SIGINT_FINISH_S if self._interrupted else drain.finish_s)
         self.gateway.cancel_all()
         self._hurried = False
-        await self._until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
+        await self.until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
         self.site.cut_all()
         await self.discoveries.stop()
         await self.loads.stop()
         self.backends.stop()
         self.pressure.stop()
         self.history.stop()
-        await self._until(lambda: not self.site.connections, 1.0)
+        await self.until(lambda: not self.site.connections, 1.0)
         self.sweep.stop()
         if self.gateway.access_log is not None:
             self.gateway.access_log.stop()
@@ -313,62 +245,22 @@ class GatewayService(Service):
             await self.peers.stop()
         if self.store is not None:
             await self.store.close()
-        await _stop_all(self._admin)
+        await stop_all(self._admin)
         self.sockets.remove_files()
         self.notifier.stop()
-        await maybeDeferred(super().stopService)
 
     async def _until_idle(self, most_s: float) -> None:
         def idle() -> bool:
             self.site.close_idle()
             return self.site.busy == 0
 
-        await self._until(idle, most_s)
-
-    async def _until(self, done: Callable[[], bool], most_s: float) -> None:
-        """Wait until ``done()``, at most ``most_s``, or until somebody hurries us."""
-        end_s = self.clock() + most_s
-        while not done() and self.clock() < end_s and not self._hurried:
-            await deferLater(self.reactor, POLL_S)
+        await self.until(idle, most_s)
 
     async def _pause(self, seconds: float) -> None:
         end_s = self.clock() + seconds
-        await self._until(lambda: self.clock() >= end_s, seconds)
-
-    def _signalled(self, interrupted: bool) -> None:
-        """SIGTERM drains, SIGINT drains for five seconds, a second one of either ends at once."""
-        if self.draining:
-            self._hurried = True
-            return
-        self.draining = True
-        self._interrupted = interrupted
-        self.reactor.stop()
-
-    def begin_drain(self) -> None:
-        """As SIGTERM."""
-        self._signalled(False)
-
-    def retire(self, *, interrupted: bool = False, relieved: bool = False) -> None:
-        """Begin to drain, unless that is under way already.
-
-        :param interrupted: as SIGINT.
-        :param relieved: another process accepts on the same sockets from now on.
-        """
-        if not self.draining:
-            self.relieved = relieved
-            self._signalled(interrupted)
-
-    def hurry(self) -> None:
-        """Skip the waiting of the drain that is under way."""
-        self._hurried = self.draining
+        await self.until(lambda: self.clock() >= end_s, seconds)
 
     # --- reload -------------------------------------------------------------------
-
-    def reload_and_log(self) -> None:
-        """Reload on a signal: the outcome goes to the log."""
-        self.reload().addErrback(
-            lambda failure: self.log.error("reload refused: {why}", why=failure.getErrorMessage())
-        )
 
     def reload(self) -> Deferred[list[str]]:
         """Read everything again; swap it all, or keep the old.
@@ -410,9 +302,7 @@ class GatewayService(Service):
             put_to_use()
         if gateway.access_log is not None:
             gateway.access_log.reopen()
-        for warning in self.warnings:
-            self.log.warn("{warning}", warning=warning)
-        self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
+        self.tell_reloaded(fixed)
         return fixed
 
     # --- our own ------------------------------------------------------------------
@@ -443,9 +333,3 @@ class GatewayService(Service):
             )
             limits = replace(limits, connections=most)
         self.site.configure(limits, timeouts)
-
-
-async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
-    """Stop every listener, once; one that fails does not keep the others."""
-    running = [maybeDeferred(listener.stopService) for _, listener in listeners if listener.running]
-    await DeferredList(running, consumeErrors=True)

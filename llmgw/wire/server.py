@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from twisted.internet.interfaces import IHandshakeListener, IProtocolNegotiationFactory
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.interfaces import IHandshakeListener
+from twisted.internet.protocol import Protocol
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
@@ -34,7 +34,7 @@ from llmgw.wire.incoming import Incoming, Source, header_lines, status_line
 from llmgw.wire.sweep import NEVER
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IAddress, ITCPTransport
+    from twisted.internet.interfaces import ITCPTransport
     from twisted.python.failure import Failure
 
     from llmgw.core.http import RequestHead
@@ -387,47 +387,3 @@ class ClientConnection(Protocol):
         task, incoming.task = incoming.task, None
         if task is not None:
             task.cancel()
-
-
-class TurnedAway(Protocol):
-    """Closes at once. A factory may also make ``None`` for that, but Twisted's own TLS then
-    holds a connection with nothing behind it, for ever."""
-
-    def connectionMade(self) -> None:
-        transport = cast("ITCPTransport", self.transport)
-        transport.loseConnection()
-
-
-@implementer(IProtocolNegotiationFactory)
-class ClientFactory(Factory):
-    """Makes connections for one listener, within the site's caps."""
-
-    noisy = False
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    def acceptableProtocols(self) -> list[bytes]:
-        """What TLS listeners take by ALPN (RFC 7301): no HTTP/2.
-
-        A client that offers something and finds nothing of it here gets no connection;
-        ``curl -0`` offers ``http/1.0`` alone.
-        """
-        return [b"http/1.1", b"http/1.0"]
-
-    def believes(self, host: str) -> bool:
-        """Whether ``host`` may speak for other clients (the PROXY protocol)."""
-        return self.site.is_exempt(host)
-
-    def tls_failed(self) -> None:
-        """A connection has ended for a fault of TLS."""
-        self.site.count_refusal("tls")
-
-    def buildProtocol(self, addr: IAddress | None) -> ClientConnection | TurnedAway:
-        """What closes the connection before TLS has begun, when a cap is reached."""
-        peer = getattr(addr, "host", None) or "unix"
-        if not self.site.may_open(peer):
-            return TurnedAway()
-        connection = ClientConnection(self.site, peer)
-        connection.factory = self
-        return connection

@@ -11,21 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
-from twisted.internet.task import deferLater
-from twisted.logger import Logger
 
 from llmgw import __version__
 from llmgw.admin.site import AdminRoot, AdminSite
 from llmgw.assembly import build_listeners, check_listeners_are_guarded
 from llmgw.config import Config, StoreConfig
+from llmgw.daemon import NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, stop_all
 from llmgw.errors import ConfigError, ConfigFault, GatewayError
 from llmgw.listening import Sockets
-from llmgw.service import NEEDS_RESTART, SIGINT_FINISH_S, GatewayService, StartError
-from llmgw.signals import take_signals
-from llmgw.systemd import Notifier
+from llmgw.service import GatewayService
 from llmgw.workers.crew import Crew
 from llmgw.workers.embedded import EmbeddedStore, find_server
 from llmgw.workers.feeds import Feeds
@@ -33,7 +29,6 @@ from llmgw.workers.messages import Setup
 from llmgw.workers.operations import ParentOperations
 from llmgw.workers.setup import as_worker
 
-POLL_S = 0.05
 GRACE_S = 5.0
 """Beyond the time of a drain, before workers that are left are killed."""
 
@@ -41,7 +36,7 @@ NEEDS_NEW_PARENT = frozenset({"listen", "admin", "admin_token", "workers"})
 """Of the keys that a reload cannot change, those that new workers cannot change either."""
 
 
-class ParentService(Service):
+class ParentService(Daemon):
     """The parent.
 
     :param config: checked.
@@ -51,9 +46,6 @@ class ParentService(Service):
     :raise ConfigError: as :class:`~llmgw.service.GatewayService`.
     :raise PluginError: likewise.
     """
-
-    log = Logger()
-    name = "llmgw"
 
     def __init__(
         self,
@@ -65,8 +57,7 @@ class ParentService(Service):
         reactor_name: str = "",
         inherited: list[tuple[str, int]] | None = None,
     ) -> None:
-        self.config = config
-        self.reactor = reactor
+        super().__init__(config, reactor, reactor.seconds)
         self._reread = reread
         program, self._warnings = verify(config, reactor)
         self.store = EmbeddedStore(reactor, program) if program else None
@@ -90,14 +81,11 @@ class ParentService(Service):
         root = AdminRoot(operations, token, reactor=reactor, feeds=feeds)
         admin = AdminSite(root)
         self._admin = build_listeners("admin", config.admin, admin, self.admin_sockets)
-        self._started_s = 0.0
-        self.notifier = Notifier(reactor, {})
-        self.upgrade: Callable[[], None] | None = None
-        self.draining = False
-        self._relieved = False
-        self._hurried = False
-        self._interrupted = False
-        self._stopping: Deferred[None] | None = None
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """Those of the gateway that each worker will be."""
+        return self._warnings
 
     @property
     def started(self) -> bool:
@@ -112,18 +100,10 @@ class ParentService(Service):
         activated = {**self.sockets.activated(), **self.admin_sockets.activated()}
         return [*self.sockets.descriptors(), *self.admin_sockets.descriptors()], activated
 
-    def relieve(self) -> None:
-        """See :class:`llmgw.handover.Serving`."""
-        if not self.draining:
-            self.sockets.let_go()
-            self.admin_sockets.let_go()
-            self._relieved = True
-            self._signalled(False)
-
-    @property
-    def uptime_s(self) -> float:
-        """Seconds since the start."""
-        return float(self.reactor.seconds() - self._started_s)
+    def let_go(self) -> None:
+        """See :class:`~llmgw.daemon.Daemon`."""
+        self.sockets.let_go()
+        self.admin_sockets.let_go()
 
     # --- start --------------------------------------------------------------------
 
@@ -132,11 +112,7 @@ class ParentService(Service):
 
         :raise StartError: a port can't be had, or its socket can't be shared; the message names it.
         """
-        for text, listener in [*self._listeners, *self._admin]:
-            try:
-                listener.privilegedStartService()
-            except Exception as error:
-                raise StartError(f"llmgw: cannot listen on {text}: {error}") from None
+        super().privilegedStartService()
         held = {name for name, _ in self.sockets.descriptors()}
         for text, _ in self._listeners:
             if text not in held:
@@ -148,9 +124,8 @@ class ParentService(Service):
     def startService(self) -> None:
         """Begin to serve."""
         super().startService()
-        self._started_s = self.reactor.seconds()
-        for _, listener in [*self._listeners, *self._admin]:
-            listener.startService()
+        self._started_s = self.clock()
+        self.listen()
         if self.store is not None:
             try:
                 self.store.start()
@@ -159,11 +134,8 @@ class ParentService(Service):
             self.crew.store = self.store.url
         self.crew.start()
         self.feeds.start()
-        take_signals(
-            self.reactor, terminate=self._signalled, reload=self.reload_and_log, upgrade=self.upgrade
-        )
-        for warning in self._warnings:
-            self.log.warn("{warning}", warning=warning)
+        self.take_signals()
+        self.warn()
         self.log.info(
             "llmgw {version} serves {listen} with {count} workers",
             version=__version__,
@@ -173,23 +145,18 @@ class ParentService(Service):
 
     # --- end ----------------------------------------------------------------------
 
-    def stopService(self) -> Deferred[None]:
-        """Drain all workers and end. Fires when everything is closed."""
-        if self._stopping is None:
-            self._stopping = Deferred.fromCoroutine(self._stop())
-        return self._stopping
-
-    async def _stop(self) -> None:
+    async def finish(self) -> None:
+        """Drain all workers, and kill what is left."""
         drain = self.config.drain
         self.draining = True
         self.notifier.stopping(drain.lame_duck_s + drain.finish_s + drain.abort_s + GRACE_S)
-        self.crew.drain(interrupted=self._interrupted, relieved=self._relieved)
-        if self._relieved:
-            await _stop_all([*self._listeners, *self._admin])
+        self.crew.drain(interrupted=self._interrupted, relieved=self.relieved)
+        if self.relieved:
+            await stop_all([*self._listeners, *self._admin])
         lame_duck_s = 0.0 if self._interrupted else drain.lame_duck_s
         # The workers accept until then; a socket that only we hold would keep callers waiting.
         await self._until_gone(lame_duck_s)
-        await _stop_all(self._listeners)
+        await stop_all(self._listeners)
         self.sockets.remove_files()
         finish_s = SIGINT_FINISH_S if self._interrupted else drain.finish_s
         await self._until_gone(finish_s + drain.abort_s + GRACE_S, patient=True)
@@ -198,37 +165,20 @@ class ParentService(Service):
         await self._until_gone(GRACE_S, patient=True)
         if self.store is not None:
             await self.store.stop()
-        await _stop_all(self._admin)
+        await stop_all(self._admin)
         self.admin_sockets.remove_files()
         self.notifier.stop()
-        await maybeDeferred(super().stopService)
 
     async def _until_gone(self, most_s: float, *, patient: bool = False) -> None:
         """:param patient: hurrying does not shorten it, as the workers hurry by themselves."""
-        end_s = self.reactor.seconds() + most_s
-        while not self.crew.gone and self.reactor.seconds() < end_s and (patient or not self._hurried):
-            await deferLater(self.reactor, POLL_S)
+        await self.until(lambda: self.crew.gone, most_s, patient=patient)
 
-    def _signalled(self, interrupted: bool) -> None:
-        if self.draining:
-            self._hurried = True
-            self.crew.hurry()
-            return
-        self.draining = True
-        self._interrupted = interrupted
-        self.reactor.stop()
-
-    def begin_drain(self) -> None:
-        """As SIGTERM."""
-        self._signalled(False)
+    def hurry(self) -> None:
+        """Skip the waiting of the drain that is under way, here and in the workers."""
+        super().hurry()
+        self.crew.hurry()
 
     # --- reload -------------------------------------------------------------------
-
-    def reload_and_log(self) -> None:
-        """Reload on a signal: the outcome goes to the log."""
-        self.reload().addErrback(
-            lambda failure: self.log.error("reload refused: {why}", why=failure.getErrorMessage())
-        )
 
     def reload(self) -> Deferred[list[str]]:
         """Read everything again, verify it here, and have all workers take it over.
@@ -255,9 +205,7 @@ class ParentService(Service):
                 f"verified, but not taken over by all: {whys}. POST /api/restart replaces them"
             )
         fixed = [key for key in NEEDS_RESTART if key in fixed or key in told]
-        for warning in self._warnings:
-            self.log.warn("{warning}", warning=warning)
-        self.log.info("reloaded{left}", left=f"; a restart is needed for {', '.join(fixed)}" if fixed else "")
+        self.tell_reloaded(fixed)
         return fixed
 
 
@@ -275,8 +223,3 @@ def verify(config: Config, reactor: Any) -> tuple[str, Sequence[str]]:
     gateway = GatewayService(as_worker(config, ours.url or ""), reactor)
     named = gateway.store is not None and gateway.store.config != ours
     return "" if named else find_server(), gateway.warnings
-
-
-async def _stop_all(listeners: list[tuple[str, Any]]) -> None:
-    running = [maybeDeferred(listener.stopService) for _, listener in listeners if listener.running]
-    await DeferredList(running, consumeErrors=True)

@@ -14,10 +14,11 @@ from twisted.logger import Logger, globalLogBeginner, textFileLogObserver
 from twisted.python.failure import Failure
 
 from llmgw.config import Config
+from llmgw.daemon import StartError
 from llmgw.errors import ConfigError, PluginError
 from llmgw.listening import Sockets
 from llmgw.operations import Operations
-from llmgw.service import GatewayService, StartError
+from llmgw.service import GatewayService
 from llmgw.tap import prepare_process
 from llmgw.workers.faults import as_values
 from llmgw.workers.link import Link, factory_of
