@@ -1090,7 +1090,18 @@ def test_importing_it_loads_no_twisted() -> None:
 
 def test_each_room_knows_only_those_before_it() -> None:
     folder = Path(llmgw.config.__file__).parent
-    order = ["words", "files", "reader", "places", "schema", "whole", "load", "__init__"]
+    order = [
+        "words",
+        "files",
+        "reader",
+        "places",
+        "bounds",
+        "fleet_tables",
+        "schema",
+        "whole",
+        "load",
+        "__init__",
+    ]
     assert {path.stem for path in folder.glob("*.py")} == set(order)
     for index, room in enumerate(order):
         known = set(

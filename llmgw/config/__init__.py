@@ -2,18 +2,29 @@
 
 The rooms, each knowing only those before it::
 
-    words    how faults are worded
-    files    paths, and files that hold secrets
-    reader   any table against any struct
-    places   URLs and endpoint strings
-    schema   the structs: every key, its bounds, its default
-    whole    what no single key can tell
-    load     from a text, a file or a command line to a Config
+    words         how faults are worded
+    files         paths, and files that hold secrets
+    reader        any table against any struct
+    places        URLs and endpoint strings
+    bounds        what a value may be, where several keys are of a kind
+    fleet_tables  the structs of backends and models
+    schema        all other structs: every key, its bounds, its default
+    whole         what no single key can tell
+    load          from a text, a file or a command line to a Config
 
 Others import from here and not from the rooms.
 """
 
 from llmgw.config.files import FileSeam
+from llmgw.config.fleet_tables import (
+    BackendConfig,
+    BackendTimeouts,
+    BackendTls,
+    DiscoveryConfig,
+    LoaderConfig,
+    ModelConfig,
+    PluginConfig,
+)
 from llmgw.config.load import (
     config_from_options,
     load_config,
@@ -26,25 +37,18 @@ from llmgw.config.places import is_local_url, is_loopback_endpoint, port_of
 from llmgw.config.schema import (
     Admission,
     Answers,
-    BackendConfig,
-    BackendTimeouts,
-    BackendTls,
     BreakerConfig,
     Config,
     Cors,
-    DiscoveryConfig,
     DrainConfig,
     FilterConfig,
     Hold,
     Limits,
-    LoaderConfig,
     LoadingConfig,
     LogConfig,
     MetricsConfig,
-    ModelConfig,
     OverloadConfig,
     PeersConfig,
-    PluginConfig,
     RetryConfig,
     StoreConfig,
     Timeouts,

@@ -16,9 +16,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from llmgw.config.files import DISK, FileSeam
+from llmgw.config.fleet_tables import BackendConfig
 from llmgw.config.places import base_url
 from llmgw.config.reader import Reader, keys_of, toml_table
-from llmgw.config.schema import BackendConfig, Config, StoreConfig
+from llmgw.config.schema import Config, StoreConfig
 from llmgw.config.whole import check_backend, check_store, check_whole
 from llmgw.config.words import cause, shown
 from llmgw.errors import ConfigError, ConfigFault

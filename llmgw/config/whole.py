@@ -12,9 +12,10 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
+from llmgw.config.fleet_tables import BackendConfig
 from llmgw.config.places import is_local_url, is_loopback_endpoint, with_backlog
 from llmgw.config.reader import BAD, Reader
-from llmgw.config.schema import BackendConfig, Config, StoreConfig
+from llmgw.config.schema import Config, StoreConfig
 from llmgw.config.words import key_path, shown
 from llmgw.store.address import Address, parse_address
 from llmgw.values import Caps

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
 
-from llmgw.core.body import estimate_tokens, read_json
-from llmgw.core.json_rules import Shape, shape_steps
+from llmgw.core.body import estimate_tokens
 from llmgw.core.member import CHECK_S
-from llmgw.core.multipart import read_multipart
 from llmgw.core.overload import CALM_S, Level
 from llmgw.core.retry import backoff_s, retry_after, spread
 from llmgw.errors import (
@@ -33,27 +31,24 @@ from llmgw.errors import (
     NoBackend,
     Overloaded,
     RateLimited,
-    UnsupportedEncoding,
 )
 from llmgw.gateway import local
 from llmgw.gateway.account import Account
 from llmgw.gateway.answering import Answering
 from llmgw.gateway.attempt import Attempt, Failed
 from llmgw.gateway.backend_http import passed_headers, seconds_of
-from llmgw.gateway.outgoing import Outgoing
+from llmgw.gateway.reading import read_request
 from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import OLLAMA, Route, find
 from llmgw.values import Caller, Caps, Choice, Cost, Decision, Request
-from llmgw.wire.later import Later
 
 if TYPE_CHECKING:
     from llmgw.gateway.gateway import Gateway
+    from llmgw.gateway.outgoing import Outgoing
     from llmgw.wire.incoming import Incoming
 
 OUTPUT_GUESS = 512
 """Output tokens reserved for a request that sets no limit of its own."""
-LARGE_BYTES = 2 << 20
-"""Reading a larger body is spread over several turns of the event loop."""
 LIMITER_WAIT_S = 0.1
 TIMEOUT_HEADER = b"x-llmgw-timeout"
 
@@ -120,7 +115,7 @@ class Exchange:
         if gateway.overload:
             self._shed(caller)
         self._enter(caller)
-        outgoing = await self._read(route)
+        outgoing = await read_request(gateway, incoming, route, self.account)
         try:
             request = self._apply_rules(outgoing, caller)
         except ModelNotFound:
@@ -159,44 +154,6 @@ class Exchange:
             per_key[key] -= 1
             if per_key[key] <= 0:
                 del per_key[key]
-
-    async def _read(self, route: Route) -> Outgoing:
-        """The body, and what the gateway needs to know of it."""
-        incoming = self.incoming
-        headers = incoming.head.headers
-        if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-            raise UnsupportedEncoding("request bodies must not be compressed")
-        body = incoming.body()
-        if isinstance(body, Later):
-            if incoming.head.expect_continue:
-                incoming.proceed()
-            body = await body
-        gateway = self.gateway
-        self.account.read_s = gateway.clock()
-        if route.body == "multipart":
-            content_type = headers.get(b"content-type", b"")
-            parsed = read_multipart(body, content_type.decode("latin-1"))
-        else:
-            content_type = b"application/json"
-            limits = gateway.body_limits
-            shape = await self._shape(body, route) if len(body) > LARGE_BYTES else None
-            parsed = read_json(
-                body, limits, exempt=route.exempt, require_model=route.needs_model, shape=shape
-            )
-            if shape is not None:
-                await deferLater(gateway.reactor, 0)
-        return Outgoing(route, body, content_type, parsed)
-
-    async def _shape(self, body: bytes, route: Route) -> Shape:
-        """Judge a large body a step at a time, so that streams go on between."""
-        steps = shape_steps(body, self.gateway.body_limits, exempt=route.exempt)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                shape: Shape = end.value
-                return shape
-            await deferLater(self.gateway.reactor, 0)
 
     def _apply_rules(self, outgoing: Outgoing, caller: Caller) -> Request:
         """Aliases, the key's scope, the model's limits."""

@@ -1,0 +1,61 @@
+"""A request's body, and what the gateway must know of it before it can decide anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from twisted.internet.task import deferLater
+
+from llmgw.core.body import read_json
+from llmgw.core.json_rules import Shape, shape_steps
+from llmgw.core.multipart import read_multipart
+from llmgw.errors import UnsupportedEncoding
+from llmgw.gateway.outgoing import Outgoing
+from llmgw.wire.later import Later
+
+if TYPE_CHECKING:
+    from llmgw.gateway.account import Account
+    from llmgw.gateway.gateway import Gateway
+    from llmgw.gateway.routes import Route
+    from llmgw.wire.incoming import Incoming
+
+LARGE_BYTES = 2 << 20
+"""Reading a larger body is spread over several turns of the event loop."""
+
+
+async def read_request(gateway: Gateway, incoming: Incoming, route: Route, account: Account) -> Outgoing:
+    """Wait for the body, and read what it asks for.
+
+    :raise GatewayError: it is too large, compressed, or not what the route takes.
+        Cancelling only forgets the wait.
+    """
+    headers = incoming.head.headers
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise UnsupportedEncoding("request bodies must not be compressed")
+    body = incoming.body()
+    if isinstance(body, Later):
+        if incoming.head.expect_continue:
+            incoming.proceed()
+        body = await body
+    account.read_s = gateway.clock()
+    if route.body == "multipart":
+        content_type = headers.get(b"content-type", b"")
+        return Outgoing(route, body, content_type, read_multipart(body, content_type.decode("latin-1")))
+    limits = gateway.body_limits
+    shape = await _shape(gateway, body, route) if len(body) > LARGE_BYTES else None
+    parsed = read_json(body, limits, exempt=route.exempt, require_model=route.needs_model, shape=shape)
+    if shape is not None:
+        await deferLater(gateway.reactor, 0)
+    return Outgoing(route, body, b"application/json", parsed)
+
+
+async def _shape(gateway: Gateway, body: bytes, route: Route) -> Shape:
+    """Judge a large body a step at a time, so that streams go on between."""
+    steps = shape_steps(body, gateway.body_limits, exempt=route.exempt)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            shape: Shape = end.value
+            return shape
+        await deferLater(gateway.reactor, 0)
