@@ -198,10 +198,11 @@ class GatewayService(Daemon):
         self.take_signals()
         self.warn()
         self.log.info(
-            "llmgw {version} serves {listen} with {count} backends, router {router}",
+            "llmgw {version} serves {listen} with {count} backend{s}, router {router}",
             version=__version__,
             listen=", ".join(self.config.listen),
             count=len(self.config.backends),
+            s="" if len(self.config.backends) == 1 else "s",
             router=self.config.router.plugin,
         )
 

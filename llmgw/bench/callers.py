@@ -41,12 +41,14 @@ class Target(Struct, frozen=True):
     :param url: base URL, with or without ``/v1``.
     :param key: API key, ``""`` for none.
     :param insecure: do not verify the certificate.
+    :param ca_file: authorities for it, in place of the system's.
     """
 
     url: str
     model: str
     key: str = ""
     insecure: bool = False
+    ca_file: str | None = None
 
     def connect(self) -> tuple[http.client.HTTPConnection, str]:
         """:return: a new connection and the path's beginning."""
@@ -54,7 +56,7 @@ class Target(Struct, frozen=True):
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         host = parts.hostname or ""
         if parts.scheme == "https":
-            context = ssl.create_default_context()
+            context = ssl.create_default_context(cafile=self.ca_file)
             if self.insecure:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
@@ -73,15 +75,24 @@ class Target(Struct, frozen=True):
 def first_model(target: Target) -> str:
     """The first model that the server names.
 
-    :raise OSError: it does not answer, or names none.
+    :raise OSError: it does not answer, or names none; the message begins with its URL.
     """
     connection, prefix = target.connect()
     try:
         connection.request("GET", f"{prefix}/v1/models", headers=target.headers)
         answer = connection.getresponse()
         body = answer.read()
+    except ssl.SSLCertVerificationError as fault:
+        raise OSError(
+            f"{target.url}: certificate not trusted: {fault.verify_message}; --ca-file FILE, or --insecure"
+        ) from None
+    except (OSError, http.client.HTTPException) as fault:
+        why = getattr(fault, "strerror", None) or str(fault) or type(fault).__name__
+        raise OSError(f"{target.url} does not answer: {why}") from None
     finally:
         connection.close()
+    if answer.status in (401, 403):
+        raise OSError(f"{target.url} wants a key: status {answer.status}; --key-file FILE")
     try:
         name = json.loads(body)["data"][0]["id"]
     except (ValueError, LookupError, TypeError):

@@ -105,7 +105,7 @@ class AdminListener:
             with error:
                 raise Unreachable(_refusal(self.url, error)) from None
         except urllib.error.URLError as error:
-            raise Unreachable(f"{self.url}: {error.reason}") from None
+            raise Unreachable(_silence(self.url, error.reason)) from None
         except OSError as error:
             raise Unreachable(f"{self.url}: {error}") from None
 
@@ -116,11 +116,21 @@ class AdminListener:
             raise Unreachable(f"{self.url} did not answer with JSON: is it the admin listener?") from None
 
 
+def _silence(url: str, reason: Any) -> str:
+    if isinstance(reason, ConnectionRefusedError):
+        return (
+            f"{url}: nobody listens there. Does the gateway run with an admin listener, and --admin name it?"
+        )
+    return f"{url}: {getattr(reason, 'strerror', None) or reason}"
+
+
 def _refusal(url: str, error: urllib.error.HTTPError) -> str:
     if error.code == 401:
         return f"{url} wants its token: --token-file FILE"
     try:
         said = json.loads(error.read(65_536))["error"]
+        if error.code == 404 and said["code"] in ("not_found", 404):
+            return f"{url} has no such page: is it the admin listener?"
         return f"{error.code} {said['code']}: {said['message']}"
     except (ValueError, KeyError, TypeError, OSError):
         return f"{url} answered {error.code}"

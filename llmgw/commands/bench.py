@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import click
+from msgspec import structs
 
 from llmgw.bench import callers
 from llmgw.bench.callers import Sample, Target
@@ -53,7 +54,14 @@ COMPARED = ("expected-ttft", "weighted-least-connections", "round-robin")
 @click.option("--repetitions", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--model", help="Model to ask for.  [default: the first one named]")
 @click.option(
-    "--key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with the API key."
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the API key; every URL is sent it.",
+)
+@click.option(
+    "--ca-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Authorities for its certificate, in place of the system's.",
 )
 @click.option("--insecure", is_flag=True, help="Do not verify the certificate.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the prompts.")
@@ -68,27 +76,29 @@ def bench(
     repetitions: int,
     model: str | None,
     key_file: Path | None,
+    ca_file: str | None,
     insecure: bool,
     seed: int,
     as_json: bool,
 ) -> None:
-    """Measure a server or a gateway by its URL, or routers side by side.
+    """Measure servers or gateways by their URLs, or routers side by side.
 
     Every target gets the same questions, in turn and in changing order, so that what
     the machine does meanwhile hits all alike. Each begins with the target's name, so
     that nobody finds in a server's cache what another has asked.
     """
-    if not compare and len(urls) != 1:
-        raise click.UsageError("one URL, or --compare-routers")
+    if not compare and not urls:
+        raise click.UsageError("give a URL or more, or --compare-routers")
     key = key_file.read_text().strip() if key_file is not None else ""
     with told(), ExitStack() as ends:
         if compare:
             targets, shares = _gateways(ends, urls, routers or COMPARED, model)
         else:
-            targets, shares = {urls[0]: Target(urls[0], model or "", key, insecure)}, None
+            targets = {url: Target(url, model or "", key, insecure, ca_file) for url in urls}
+            shares = None
         for name, target in targets.items():
             if not target.model:
-                targets[name] = Target(target.url, callers.first_model(target), key, insecure)
+                targets[name] = structs.replace(target, model=callers.first_model(target))
         found = _measure(targets, loads or tuple(LOADS), requests, streams, repetitions, seed)
         answered = shares() if shares is not None else {}
     rows = [

@@ -181,7 +181,8 @@ def told() -> Iterator[None]:
     except (ConfigError, PluginError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"{error.filename or 'error'}: {error.strerror or error}") from None
+        place = f"{error.filename}: " if error.filename else ""
+        raise click.ClickException(f"{place}{error.strerror or error}") from None
 
 
 def run(

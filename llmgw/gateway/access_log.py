@@ -37,7 +37,7 @@ class AccessLine(Struct, omit_defaults=True):
     :param model: the name the client used; ``target`` the one the backend was asked for.
     :param why: the router's reason.
     :param attempts: how many backends were asked.
-    :param waited_s: for a slot (``[admission]``).
+    :param waited_s: for a slot (``[admission]``); absent if it did not.
     :param certificate: the subject of the client's certificate (RFC 4514), where one was asked for.
     :param ttft_s: from the request's arrival to the first token's at our socket.
     :param outcome: ``done``, ``client_gone``, ``cut``, or the error's code.
@@ -58,7 +58,7 @@ class AccessLine(Struct, omit_defaults=True):
     backend: str | None = None
     why: str | None = None
     attempts: int = 0
-    waited_s: float = 0.0
+    waited_s: float | None = None
     overhead_s: float | None = None
     ttft_s: float | None = None
     prompt_tokens: int | None = None
@@ -111,7 +111,7 @@ class AccessLine(Struct, omit_defaults=True):
             backend=backend,
             why=why,
             attempts=attempts,
-            waited_s=round(waited_s, 6),
+            waited_s=round(waited_s, 6) or None,
             overhead_s=None if overhead_s is None else round(overhead_s, 6),
             ttft_s=None if ttft_s is None else round(ttft_s, 6),
             prompt_tokens=used.prompt_tokens if used else None,

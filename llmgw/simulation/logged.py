@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from llmgw.simulation.report import SPIKE_S, spread
-from llmgw.simulation.trace import Span, objects
+from llmgw.simulation.trace import DAEMON, Span, objects
 
 AS_LOGGED = "(as logged)"
 
@@ -24,7 +24,7 @@ def logged(path: str, span: Span, spike_s: float = SPIKE_S) -> dict[str, Any] | 
     :raise OSError: the file cannot be read.
     """
     with open(path, encoding="utf-8", errors="replace") as lines:
-        first = lines.readline()
+        first = next((line for line in lines if not DAEMON.match(line)), "")
         lines.seek(0)
         if not first.startswith("{") or '"input_length"' in first or '"hash_ids"' in first:
             return None

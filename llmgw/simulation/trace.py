@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from math import isfinite
@@ -29,6 +30,9 @@ from llmgw.errors import ConfigError, ConfigFault
 from llmgw.simulation.node import NodeSpec
 from llmgw.simulation.prompt import Pieces
 from llmgw.simulation.workload import Maker, Workload, rate_for
+
+DAEMON = re.compile(r"\d{4}-\d\d-\d\dT[\d:]+(?:[+-]\d{4}|Z) \[")
+"""How a line of the daemon's own log begins, which is among access lines where both go to standard output."""
 
 HASH_TOKENS = 512
 """Tokens that one of Mooncake's ids stands for."""
@@ -67,7 +71,7 @@ def read_trace(path: str, span: Span | None = None) -> list[Arrival]:
     """
     span = span or Span()
     with open(path, encoding="utf-8", errors="replace") as lines:
-        first = lines.readline()
+        first = next((line for line in lines if not DAEMON.match(line)), "")
         lines.seek(0)
         if first.startswith("TIMESTAMP"):
             parsed = azure(lines, path)
@@ -193,9 +197,12 @@ def _cut(arrival: Arrival, longest: int) -> Arrival:
 
 
 def objects(lines: Iterable[str], source: str) -> Iterable[tuple[int, dict[str, Any]]]:
+    mixed = False
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+        if not line.startswith("{"):
+            mixed = mixed or DAEMON.match(line) is not None
+            if mixed or not line.strip():
+                continue
         try:
             table = json.loads(line)
         except (ValueError, RecursionError):

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
+from certificates import issue
 from click.testing import CliRunner
+from harness import Gateway, Scripted, backend_table, free_port
 
 from llmgw.bench.callers import Sample
 from llmgw.bench.load import LOADS, marked
 from llmgw.commands.bench import bench, figures
+from llmgw.commands.keys import keys
 from llmgw.demo.processes import Child
 
 
@@ -38,6 +42,40 @@ def test_a_server_is_measured_by_its_url(server: str) -> None:
     assert all(0 < row["ttft_s"]["mean"] <= row["e2e_s"]["mean"] for row in told["rows"])
 
 
+def test_servers_are_measured_side_by_side(server: str) -> None:
+    urls = (server, server.replace("127.0.0.1", "localhost"))
+    result = CliRunner().invoke(
+        bench, [*urls, "--requests", "3", "--repetitions", "1", "--load", "chat", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [(row["target"], row["requests"], row["errors"]) for row in rows] == [(url, 3, {}) for url in urls]
+
+
+def test_a_certificate_of_ones_own_and_a_key_are_asked_for(tmp_path: Path) -> None:
+    files = issue(tmp_path)
+    port = free_port()
+    tls = f"llmtls:tcp:{port}:interface=127.0.0.1:privateKey={files.key}:certKey={files.certificate}"
+    backend = Scripted()
+    made = CliRunner().invoke(keys, ["new", "--file", str(tmp_path / "keys.toml"), "ada"])
+    (tmp_path / "key.txt").write_text(made.stdout)
+    config = f'listen = ["{tls}"]\nauth = ["keys:{tmp_path / "keys.toml"}"]\n'
+    gateway = Gateway(tmp_path, config + backend_table(backend, "one", 'models = ["m"]'))
+    try:
+        url = f"https://localhost:{port}"
+        refused = CliRunner().invoke(bench, [url])
+        assert (refused.exit_code, "--ca-file FILE" in refused.output) == (1, True)
+        trusted = [url, "--ca-file", str(files.authority), "--requests", "2", "--repetitions", "1"]
+        refused = CliRunner().invoke(bench, trusted)
+        assert (refused.exit_code, "--key-file FILE" in refused.output) == (1, True)
+        result = CliRunner().invoke(bench, [*trusted, "--key-file", str(tmp_path / "key.txt"), "--json"])
+        assert result.exit_code == 0, result.output
+        assert [row["errors"] for row in json.loads(result.stdout)["rows"]] == [{}, {}]
+    finally:
+        gateway.stop()
+        backend.close()
+
+
 def test_routers_are_compared_by_gateways_before_the_same_servers(server: str) -> None:
     routers = ("--router", "expected-ttft:tail_price=0.1", "--router", "round-robin")
     urls = (f"{server},weight=3", server.replace("127.0.0.1", "localhost"))
@@ -61,10 +99,9 @@ def test_the_table_names_every_target_and_what_went_wrong(server: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "one URL, or --compare-routers"),
-        (("http://a", "http://b"), "one URL, or --compare-routers"),
+        ((), "give a URL or more, or --compare-routers"),
         (("--compare-routers", "http://a,weight=x"), "is not URL[,weight=NUMBER]"),
-        (("http://127.0.0.1:9",), "onnection refused"),
+        (("http://127.0.0.1:9",), "http://127.0.0.1:9 does not answer: Connection refused"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(arguments: tuple[str, ...], words: str) -> None:

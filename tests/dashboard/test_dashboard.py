@@ -59,6 +59,15 @@ def test_a_request_is_seen_without_a_reload(fleet: Fleet, open_page: Callable[..
     assert page.evaluate("performance.timeOrigin") == before
 
 
+def test_names_of_keys_are_shown_for_requests_from_before_the_page(
+    fleet: Fleet, open_page: Callable[..., Any]
+) -> None:
+    fleet.ask("ada")
+    page = open_page(fleet.url)
+    page.wait_for_selector("#decisions tbody tr >> text=done")
+    eventually(lambda: "ada" in decisions(page).first.locator(".caller").inner_text())
+
+
 def test_slots_and_limits_move_while_callers_are_at_work(fleet: Fleet, open_page: Callable[..., Any]) -> None:
     page = open_page(fleet.url)
     with fleet.busy(callers=6, tokens=400):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from harness import Scripted, chat_body, eventually, gateway_with, post
 from twisted.internet.task import Clock
@@ -62,6 +63,14 @@ def test_a_file_that_was_moved_away_is_noticed_without_a_signal(log: Log, path: 
     log.tick()
     assert ids(tmp_path / "old") == [first, second]
     assert ids(path) == [third]
+
+
+def test_what_is_zero_is_left_out() -> None:
+    unused = (None, None, None, False, None, None, 0, 0.0, None, None, None, 0, None, None)
+    line = AccessLine.of(1.0, "r", "p", "GET", "/health", 200, "done", 0.5, *unused)
+    assert list(json.loads(msgspec.json.encode(line))) == [
+        *("at", "id", "peer", "method", "route", "status", "outcome", "duration_s"),
+    ]
 
 
 def test_a_deleted_file_is_made_anew(log: Log, path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from llmgw.errors import ConfigError
 from llmgw.simulation.fleets import article_fleet
+from llmgw.simulation.logged import logged
 from llmgw.simulation.prompt import common
 from llmgw.simulation.trace import Span, read_trace, workload_of
 
@@ -65,6 +66,18 @@ def test_a_cut_prompt_keeps_its_beginning(write):
     assert one.pieces == two.pieces
     assert one.prompt_tokens == sum(tokens for _, tokens in one.pieces) == 600
     assert three.prompt_tokens == 30
+
+
+def test_an_access_log_among_the_lines_of_the_daemon(write):
+    """Both go to standard output unless the configuration says otherwise."""
+    daemon = "2026-11-30T13:19:21+0000 [llmgw.service.GatewayService#info] llmgw serves …\n"
+    trace = "2026-11-30T13:19:23+0000 [-] Unhandled Error\n\tTraceback (most recent call last):\n\n"
+    alone = read_trace(write(lines(LOG)))
+    mixed = write(daemon + daemon + lines(LOG[:2]) + trace + lines(LOG[2:]) + daemon)
+    assert read_trace(mixed) == alone
+    assert logged(mixed, Span())["requests"] == 3
+    with pytest.raises(ConfigError, match="line 2"):
+        read_trace(write(lines(LOG[:1]) + "nonsense\n" + daemon))
 
 
 def test_an_access_log_gives_those_that_were_answered_in_order_of_arrival(write):

@@ -39,6 +39,13 @@ export class Decisions {
     });
   }
 
+  // Names of keys, by id. They may come after the requests that they belong to.
+  know(names) {
+    const before = this.names;
+    this.names = names;
+    if (Object.keys(names).some((id) => names[id] !== before[id])) this.draw();
+  }
+
   clear() {
     this.lines = [];
     this.seen = 0;
@@ -75,7 +82,7 @@ export class Decisions {
     const found = this.lines.filter((line) => this.matches(line)).slice(0, SHOWN);
     this.page.none.hidden = found.length > 0;
     text(this.page.none, this.lines.length ? "None of the recent requests is such a one." : "No requests yet.");
-    keyed(this.page.body, found, (line) => line.number, (line) => this.row(line));
+    keyed(this.page.body, found, (line) => `${line.number} ${this.names[line.key] ?? ""}`, (line) => this.row(line));
   }
 
   row(line) {

@@ -102,7 +102,7 @@ new Link({
   state(next) {
     state = next;
     startedAt = next.at == null ? null : next.at - next.uptime_s;
-    decisions.names = next.key_names ?? {};
+    decisions.know(next.key_names ?? {});
     soon();
   },
   decisions: (news) => decisions.add(news),
