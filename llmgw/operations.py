@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from llmgw.admin.metrics import Table
+    from llmgw.admin.openmetrics import Exemplar
     from llmgw.service import GatewayService
 
 NO_TRAFFIC = BackendTraffic()
@@ -264,6 +265,10 @@ class Operations:
         """The same as OpenMetrics, where there are exemplars."""
         service = self._service
         return service.metrics.render_openmetrics() if service.gateway.exemplars else None
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """See :meth:`llmgw.admin.metrics.Metrics.exemplars`; for the one parent of a worker."""
+        return self._service.metrics.exemplars()
 
     def explain(self, body: bytes) -> Mapping[str, Any]:
         """Candidates, scores, reasons and choice; nothing is sent.

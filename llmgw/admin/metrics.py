@@ -292,10 +292,14 @@ class Metrics:
 
     def render_openmetrics(self) -> bytes:
         """The same as OpenMetrics 1.0.0, with exemplars."""
+        return openmetrics(self.render().decode(), self.exemplars()).encode()
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """Of each bucket that has one, by the text of its line up to the value."""
         found: dict[str, Exemplar] = {}
         for child, kept in self._exemplars.items():
             found.update({child.before(bucket): exemplar for bucket, exemplar in kept.items()})
-        return openmetrics(self.render().decode(), found).encode()
+        return found
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Family[Count]:
         return self._family(Family(name, "counter", text, labels, Count))

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from twisted.internet.defer import maybeDeferred, succeed
+from twisted.internet.defer import maybeDeferred
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
@@ -48,7 +48,7 @@ class Operations(Protocol):
     def metrics_text(self) -> bytes | Deferred[bytes]:
         """Prometheus' text format."""
 
-    def openmetrics(self) -> bytes | None:
+    def openmetrics(self) -> bytes | Deferred[bytes] | None:
         """The same as OpenMetrics; ``None`` where it would tell nothing more."""
 
     def explain(self, body: bytes) -> Mapping[str, Any] | Deferred[Mapping[str, Any]]:
@@ -205,9 +205,17 @@ class AdminRoot(Resource):
 
     def _metrics(self, request: Request) -> Deferred[Answer]:
         if b"application/openmetrics-text" in (request.getHeader(b"accept") or b""):
-            opened = self._operations.openmetrics()
-            if opened is not None:
-                return succeed(Answer(opened, content_type=openmetrics.CONTENT_TYPE))
+            opened: Deferred[Any] = maybeDeferred(self._operations.openmetrics)
+            return opened.addCallback(
+                lambda text: (
+                    self._plain_metrics()
+                    if text is None
+                    else Answer(text, content_type=openmetrics.CONTENT_TYPE)
+                )
+            )
+        return self._plain_metrics()
+
+    def _plain_metrics(self) -> Deferred[Answer]:
         text: Deferred[Any] = maybeDeferred(self._operations.metrics_text)
         return text.addCallback(lambda text: Answer(text, content_type=metrics.CONTENT_TYPE))
 

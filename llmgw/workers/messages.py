@@ -136,7 +136,7 @@ encode = msgspec.json.Encoder(enc_hook=str).encode
 read_as_worker = msgspec.json.Decoder(ToWorker).decode
 read_as_parent = msgspec.json.Decoder(ToParent).decode
 
-CALLS = frozenset({"state", "metrics_text", "explain", "drain_backend", "load_model", "news"})
+CALLS = frozenset({"state", "metrics_text", "exemplars", "explain", "drain_backend", "load_model", "news"})
 """What may be asked of a worker by :class:`Call`."""
 
 ALIVE_EVERY_S = 1.0

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from twisted.internet.defer import Deferred
 
 from llmgw import __version__
 from llmgw.admin.exposition import labelled, write_gauge
+from llmgw.admin.openmetrics import Exemplar, openmetrics
 from llmgw.core.summed import Departed, summed
 from llmgw.core.united import united
 
@@ -108,8 +110,19 @@ class ParentOperations:
         texts.append("".join(own) + generate_latest(self._process).decode())
         return summed(texts, self._departed).encode()
 
-    def openmetrics(self) -> None:
-        """Sums of several processes have no exemplars."""
+    def openmetrics(self) -> Deferred[bytes] | None:
+        """The same as OpenMetrics, where there are exemplars: of each bucket the last one of any worker."""
+        if not self._service.config.metrics.exemplars:
+            return None
+        return Deferred.fromCoroutine(self._openmetrics())
+
+    async def _openmetrics(self) -> bytes:
+        last: dict[str, Exemplar] = {}
+        for _, told in await self._service.crew.ask("exemplars", all=True):
+            for line, each in convert(told, dict[str, Exemplar]).items():
+                if line not in last or last[line].at < each.at:
+                    last[line] = each
+        return openmetrics((await self._metrics_text()).decode(), last).encode()
 
     def departed(self, child: Child) -> None:
         """A worker has ended: what it counted, as far as it is known, stays counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -155,6 +156,31 @@ def test_workers_are_shown_and_counted_as_one_gateway(gateway: Gateway) -> None:
     explained = gateway.admin("/api/explain", "POST")
     assert explained[0] == 400  # the empty body's own error, as one gateway would answer
     assert json.loads(explained[1])["error"]["code"] == "invalid_request"
+
+
+def test_exemplars_are_the_last_ones_of_any_worker(tmp_path: Path) -> None:
+    backend = Scripted()
+    text = "workers = 2\n[metrics]\nexemplars = true\n" + backend_table(backend, "b", 'models = ["m"]')
+    gateway = Gateway(tmp_path, text)
+    accept = "accept: application/openmetrics-text; version=1.0.0\r\n"
+
+    def told() -> str:
+        with gateway.admin_client() as client:
+            client.send(f"GET /metrics HTTP/1.1\r\nhost: localhost\r\n{accept}\r\n".encode())
+            return client.read_answer("GET").body.decode()
+
+    def ids() -> set[str]:
+        return set(re.findall(r'llmgw_ttft_seconds_bucket{.*request_id="([^"]+)"', told()))
+
+    try:
+        asked = [f"r{number}" for number in range(12)]
+        for id in asked:
+            gateway.ask(post(body=chat_body(stream=True), headers=f"x-request-id: {id}\r\n"))
+            eventually(lambda id=id: id in ids())
+        assert told().endswith("# EOF\n")
+    finally:
+        gateway.stop()
+        backend.close()
 
 
 def test_both_workers_serve_the_socket(gateway: Gateway, backend: Scripted) -> None:
