@@ -53,17 +53,18 @@ def answer(line: Line, request: Received) -> None:
 
 
 class Broken:
-    """A gateway, a backend, and the fault proxy between them."""
+    """A gateway, a backend, and the fault proxy between them.
 
-    def __init__(self, folder: Path) -> None:
+    :param kind: ``llama-server`` has whole answers put together from streams.
+    """
+
+    def __init__(self, folder: Path, kind: str = "openai") -> None:
+        self.kind = kind
         self.backend = Scripted(answer)
         self.proxy = FaultProxy("127.0.0.1", self.backend.port)
         config = CONFIG + '[log]\naccess = "access.log"\n'
-        self.gateway = Gateway(
-            folder,
-            config
-            + f'[[backends]]\nid = "b"\nurl = "{self.proxy.url}"\nmodels = ["m"]\nmax_connections = 50\n',
-        )
+        config += f'[[backends]]\nid = "b"\nurl = "{self.proxy.url}"\nkind = "{kind}"\n'
+        self.gateway = Gateway(folder, config + 'models = ["m"]\nmax_connections = 50\n')
         self.whole = self.good()
 
     def good(self) -> tuple[bytes, bytes]:
@@ -98,7 +99,17 @@ class Broken:
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
-    made = Broken(tmp_path_factory.mktemp("faults"))
+    yield from scene(tmp_path_factory.mktemp("faults"), "openai")
+
+
+@pytest.fixture(scope="module")
+def assembling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
+    yield from scene(tmp_path_factory.mktemp("assembling"), "llama-server")
+
+
+def scene(folder: Path, kind: str) -> Iterator[Broken]:
+    """One for a module: at its end all that it took is given back."""
+    made = Broken(folder, kind)
     for _ in range(3):
         made.good()
     descriptors, memory_mib = made.descriptors, made.memory_mib
@@ -116,9 +127,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
 
 def check(answer: Answer, made: Broken, kind: str) -> None:
     """Whole and right, or visibly not so."""
-    if kind in ("corrupt", "garbage", "truncate"):
-        return  # other bytes inside an event, a value or a length are nobody's to notice
-    if answer.status == 200 and answer.clean:
+    if kind == "corrupt":
+        return  # another byte inside an event, a value or a length is nobody's to notice
+    if kind in ("garbage", "truncate") and answer.status == 200:
+        if answer.clean:
+            check_right(answer, made)
+    elif answer.status == 200 and answer.clean:
         assert answer.body in made.whole, answer.body
     elif answer.status == 200:
         told = answer.body.split(b'data: {"error')[0].rstrip()
@@ -126,6 +140,19 @@ def check(answer: Answer, made: Broken, kind: str) -> None:
     else:
         assert (answer.status in (502, 504), answer.clean) == (True, True), answer
         assert answer.json["error"]["code"] in ("upstream_error", "upstream_timeout")
+
+
+def check_right(answer: Answer, made: Broken) -> None:
+    """A clean end after noise: all of the answer had come before it."""
+    stream, whole = made.whole
+    if answer.get("content-type") == "text/event-stream":
+        events, done, rest = answer.body.partition(DONE)
+        assert (events + done, rest.count(b"\n\n")) == (stream, 0), answer.body  # half an event is none
+    elif made.kind == "llama-server":
+        assert answer.body == whole
+    else:
+        # As many bytes as the backend had announced: which ones they are is its own affair.
+        assert len(answer.body) == len(whole), answer.body
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind not in ("none", "delay", "drip")])
@@ -168,9 +195,19 @@ def test_stalled_and_cut_at_some_bytes(broken: Broken) -> None:
             check(each, broken, kind)
 
 
+@pytest.mark.parametrize("kind", ["garbage", "truncate"])
+def test_noise_never_ends_an_answer_cleanly(broken: Broken, assembling: Broken, kind: str) -> None:
+    for made in (broken, assembling):
+        for at in (*SAMPLED, *range(len(STREAM) - 7, len(STREAM))):
+            for each in made.suffer(Fault(kind, at=at)):
+                check(each, made, kind)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["stall", "cut", "reset", "garbage", "truncate", "corrupt"])
-def test_broken_at_every_byte(broken: Broken, kind: str) -> None:
+@pytest.mark.parametrize("scene", ["broken", "assembling"])
+def test_broken_at_every_byte(request: pytest.FixtureRequest, scene: str, kind: str) -> None:
+    made = request.getfixturevalue(scene)
     for at in range(len(STREAM)):
-        for each in broken.suffer(Fault(kind, at=at)):
-            check(each, broken, kind)
+        for each in made.suffer(Fault(kind, at=at)):
+            check(each, made, kind)
