@@ -20,10 +20,13 @@ DEMO_OPTIONS ?=
 PYTEST_OPTIONS ?=
 # Processes that share the tests; most tests wait for other processes, so more than there are cores.
 PYTEST_WORKERS ?= 4
+# Versions of Python packages that the tests are run with. PINNED= (nothing behind the =) takes the newest.
+PINS := tests/constraints.txt
+PINNED ?= yes
 # Debian packages that the tests need.
 APT := redis-server redis-sentinel etcd-server haproxy openssl chromium faketime slowhttptest prometheus
 
-.PHONY: help run test test-slow docs bench lint format clean system
+.PHONY: help run test test-slow docs bench lint format pins audit clean system
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1|/' | column -t -s '|'
@@ -62,6 +65,18 @@ lint: $(VENV)/.test ## ruff and mypy
 format: $(VENV)/.test ## let ruff format everything
 	@$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+pins: $(VENV)/.test ## the newest versions into tests/constraints.txt
+	@$(PIP) install --upgrade --upgrade-strategy eager -e '.[test]'
+	{ grep '^#' $(PINS); $(PIP) freeze --exclude-editable; } > $(PINS).new
+	mv $(PINS).new $(PINS)
+
+audit: | $(VENV)/.made ## known vulnerabilities of the versions in tests/constraints.txt
+	@if [ ! -x $(VENV)/audit/bin/pip-audit ]; then
+		$(PY) -m venv $(VENV)/audit
+		$(VENV)/audit/bin/python -m pip --disable-pip-version-check --quiet install pip-audit
+	fi
+	$(VENV)/audit/bin/pip-audit --strict --no-deps --disable-pip -r $(PINS)
 
 clean: ## remove what was made, .venv and .demo included
 	rm -rf $(VENV) .demo .coverage .mypy_cache .ruff_cache .hypothesis build dist *.egg-info tests/clients/node_modules
@@ -104,10 +119,15 @@ $(VENV)/.run: setup.cfg pyproject.toml | $(VENV)/.made
 	fi
 	touch $@
 
-$(VENV)/.test: setup.cfg pyproject.toml | $(VENV)/.made
+$(VENV)/.test: setup.cfg pyproject.toml $(PINS) | $(VENV)/.made
 	@echo 'Installing llmgw and what the tests need'
 	$(PIP) install 'setuptools>=77' wheel
-	$(PIP) install -e '.[test]'
+	if [ -z '$(PINNED)' ]; then
+		$(PIP) install -e '.[test]'
+	elif ! $(PIP) install -c $(PINS) -e '.[test]'; then
+		echo 'The versions of $(PINS) cannot be had here; the newest are taken.' >&2
+		$(PIP) install -e '.[test]'
+	fi
 	touch $@
 
 # Clients in JavaScript. Debian's node and others' do not mix, so apt is asked only where there is none.
