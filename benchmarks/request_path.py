@@ -1,6 +1,6 @@
 """CPU of one request inside the process: no sockets, no kernel.
 
-    python benchmarks/request_path.py [--profile] [--events] [REQUESTS]
+    python benchmarks/request_path.py [--profile] [--events] [--router NAME] [REQUESTS]
 
 A gateway with keys, local limits, metrics and access log on is driven through
 in-memory transports: the client's bytes go in, the backend answers at once, the
@@ -73,6 +73,8 @@ keepalive_requests = 1000000000
 keepalive_age_s = 86400
 [log]
 access = "{log}"
+[router]
+plugin = "{router}"
 """
 
 
@@ -89,7 +91,7 @@ class Wire(StringTransport):
         """Nothing."""
 
 
-def build(folder: str) -> GatewayService:
+def build(folder: str, router: str) -> GatewayService:
     """A gateway that is not started: nothing listens, nothing is watched."""
     keys = os.path.join(folder, "keys.toml")
     secret = os.path.join(folder, "secret")
@@ -99,7 +101,7 @@ def build(folder: str) -> GatewayService:
     subprocess.run(
         [LLMGW, "keys", "new", "--file", keys, "--secret-file", secret, "b"], check=True, capture_output=True
     )
-    text = CONFIG.format(keys=keys, log=os.path.join(folder, "access.log"))
+    text = CONFIG.format(keys=keys, log=os.path.join(folder, "access.log"), router=router)
     service = GatewayService(parse_config(text, source="", base_dir=folder), reactor)
     assert service.gateway.access_log is not None
     service.gateway.access_log._open()
@@ -114,9 +116,10 @@ def main() -> None:
     parser.add_argument(
         "--events", action="store_true", help="count events of one stream in place of requests"
     )
+    parser.add_argument("--router", default="expected-ttft")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        service = build(folder)
+        service = build(folder, options.router)
         pool = service.gateway.upstreams["b"].pool
         backend = UpstreamConnection(pool)
         queue: list[bytes] = []

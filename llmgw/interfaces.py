@@ -72,7 +72,13 @@ class IRouter(Interface):
     A router may have an attribute ``wants_prefix`` that is true: then
     ``Request.prefix`` is filled, with one hash for each 448 bytes of the prompt's
     JSON, of which each stands for all bytes up to its end (`llmgw.core.prompt`).
-    Else it is empty, which saves about 7 µs per request, and more for long ones.
+    Else it is empty, which saves about 7 µs per request, and more for long ones. It is
+    empty, too, where nothing is to be chosen: only one backend serves the model, and
+    the operator has switched on neither the choice of slots nor the bounded wait.
+
+    A router may have a method ``adapt(*, slot_choice: bool, may_wait: bool)``. It is called
+    before the first request and after each reload: whether slots that it names
+    are asked for at all, and whether a request for which it answers ``None`` waits.
 
     A :class:`~llmgw.values.Choice` with a ``slot`` makes a llama-server wait for
     that very slot, busy or not, if the route obeys ``id_slot``; elsewhere it is ignored.

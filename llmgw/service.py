@@ -111,7 +111,6 @@ class GatewayService(Daemon):
             reactor=reactor,
             dice=self._dice,
         )
-        self._let_router_observe()
         self.site = Site(
             sweep=self.sweep,
             outbox=outbox,
@@ -290,8 +289,7 @@ class GatewayService(Daemon):
         gateway = self.gateway
         gateway.configure(config)
         self.loads.configure(config)
-        gateway.router = router
-        self._let_router_observe()
+        gateway.use_router(router)
         gateway.callers = callers
         filters.faults = gateway.filters.faults
         gateway.filters = filters
@@ -307,11 +305,6 @@ class GatewayService(Daemon):
         return fixed
 
     # --- our own ------------------------------------------------------------------
-
-    def _let_router_observe(self) -> None:
-        """Events are made only for a router that learns from them."""
-        observes = getattr(self.gateway.router, "observes", True)
-        self.fleet.observe = self.gateway.tell_router if observes else None
 
     def _configure_site(self) -> None:
         """Give the site its figures: as many descriptors as the system has, and no

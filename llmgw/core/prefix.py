@@ -52,14 +52,16 @@ def _places() -> tuple[int, ...]:
 PLACES = _places()
 """Indexes of the blocks that are landmarks."""
 
-_PICKERS = tuple(itemgetter(*PLACES[:count]) for count in range(DENSE, MOST_LANDMARKS + 1))
-"""Each takes its number of landmarks out of a prefix."""
+_PICKERS = tuple(
+    itemgetter(*PLACES[: max(DENSE, bisect_left(PLACES, length))]) for length in range(PLACES[-1] + 2)
+)
+"""For each length of a prefix, takes the landmarks out of it."""
 
 MOST_PLATEAUS = 2
 """Different lengths that :meth:`PrefixIndex.match` tells apart."""
 
-DISTANCES = 16
-"""Belief is kept per power of two of the distance; the last class takes the rest."""
+DISTANCES = 64
+"""Belief is kept per power of two of the distance; no count of prompts has more."""
 
 GAIN = 0.1
 """Weight of the newest observation in a belief."""
@@ -92,7 +94,7 @@ def landmarks(prefix: Sequence[int]) -> Sequence[int]:
     length = len(prefix)
     if length <= DENSE:
         return prefix
-    found: tuple[int, ...] = _PICKERS[bisect_left(PLACES, length) - DENSE](prefix)
+    found: tuple[int, ...] = _PICKERS[length if length <= PLACES[-1] else -1](prefix)
     return found
 
 
@@ -172,26 +174,29 @@ class PrefixIndex:
         :param crowd: the first length with more readers than this is the last one told.
         :return: ``readers`` maps ids to the backend's count of prompts then.
         """
+        if not marks:
+            return []
         young, old = self._young, self._old
+        begun = young.get(marks[0]) or old.get(marks[0])
+        if begun is None:
+            return []
         found: list[tuple[int, Mapping[str, int]]] = []
+        most = len(begun)
         high = len(marks)
         fewest = 0
-        while high and len(found) < MOST_PLATEAUS:
-            low = 0
-            best: Mapping[str, int] | None = None
+        while high and fewest < most:
+            low, best = 1, begun
             while low < high:
-                middle = (low + high + 1) // 2
+                middle = (low + high + 1) >> 1
                 mark = marks[middle - 1]
                 known = young.get(mark) or old.get(mark)
                 if known is not None and len(known) > fewest:
                     low, best = middle, known
                 else:
                     high = middle - 1
-            if best is None:
-                break
             found.append((low, best))
             fewest = len(best)
-            if fewest > crowd:
+            if fewest > crowd or len(found) == MOST_PLATEAUS:
                 break
             high = low - 1
         return found

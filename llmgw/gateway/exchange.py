@@ -187,7 +187,7 @@ class Exchange:
             model=target,
             prompt_tokens=account.prompt_estimate,
             max_tokens=max_tokens,
-            prefix=outgoing.prefix() if getattr(gateway.router, "wants_prefix", False) else (),
+            prefix=outgoing.prefix() if gateway.wants_prefix(target) else (),
             session=parsed.session,
             key=caller.id,
             streaming=parsed.stream,

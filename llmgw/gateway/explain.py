@@ -33,7 +33,7 @@ def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
         model=target,
         prompt_tokens=estimate_tokens(parsed),
         max_tokens=parsed.max_tokens,
-        prefix=prefix_of(body, target) if getattr(gateway.router, "wants_prefix", False) else (),
+        prefix=prefix_of(body, target) if gateway.wants_prefix(target) else (),
         session=parsed.session,
         streaming=parsed.stream,
     )

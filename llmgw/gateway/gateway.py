@@ -141,7 +141,6 @@ class Gateway:
         self.reactor = reactor
         self.first_word: FirstWord | None = None
         self.fleet = fleet
-        self.router = router
         self.limiter = limiter
         self.callers = callers
         self.budget = budget
@@ -168,6 +167,7 @@ class Gateway:
         self.recent = Recent()
         self.holding = Holding(self)
         self.configure(config)
+        self.use_router(router)
 
     def configure(self, config: Config) -> None:
         """Take the plain figures of ``config``."""
@@ -180,6 +180,21 @@ class Gateway:
         self.origins = frozenset(config.cors.origins)
         self.shows = config.answers
         self.exemplars = config.metrics.exemplars
+
+    def use_router(self, router: Any) -> None:
+        """Let ``router`` choose from now on. Events are made only for one that learns from
+        them, prefixes for one that wants them."""
+        self.router = router
+        self.fleet.observe = self.tell_router if getattr(router, "observes", True) else None
+        admission = self.config.admission
+        self._prefixes = bool(getattr(router, "wants_prefix", False))
+        self._prefixes_alone = admission.slot_choice or admission.max_wait_s > 0
+        adapt = getattr(router, "adapt", None)
+        if adapt is not None:
+            try:
+                adapt(slot_choice=admission.slot_choice, may_wait=admission.max_wait_s > 0)
+            except PLUGIN_FAULTS:
+                self._complain("router", self.clock())
 
     # --- called by the site ---
 
@@ -239,6 +254,11 @@ class Gateway:
             self._complain("router", now_s, f"ordered {place!r} of {len(waiting)} first")
         self.router_faults += 1
         return 0
+
+    def wants_prefix(self, model: str) -> bool:
+        """Whether the prefixes of prompts for ``model`` matter: the router asks for them, and
+        there is something to choose, a backend, a slot, or who goes first."""
+        return self._prefixes and (self._prefixes_alone or len(self.fleet.takers(model)) > 1)
 
     def kind_of(self, upstream: Upstream) -> str | None:
         """What a backend is: by its table, else by what its health source found."""

@@ -51,5 +51,7 @@ class Line:
         wxx = self._wxx + GUESS * far * far
         wy = self._wy + GUESS * (base + end)
         wxy = self._wxy + GUESS * far * end
-        self.slope = found = max((w * wxy - wx * wy) / (w * wxx - wx * wx), 1e-9)
-        self.base = max((wy - found * wx) / w, 0.0)
+        slope = (w * wxy - wx * wy) / (w * wxx - wx * wx)
+        self.slope = slope = slope if slope > 1e-9 else 1e-9
+        base = (wy - slope * wx) / w
+        self.base = base if base > 0.0 else 0.0

@@ -32,10 +32,13 @@ class SlotShadow:
     :ivar taken: how many are at work for us.
     """
 
-    __slots__ = ("_busy", "_ends", "_marks", "_used_s", "taken")
+    __slots__ = ("_busy", "_ends", "_firsts", "_idle", "_marks", "_used_s", "_worth", "taken")
 
     def __init__(self, slots: int) -> None:
         self._marks: list[Sequence[int]] = [()] * slots
+        self._idle = dict.fromkeys(range(slots))
+        self._firsts: list[int | None] = [None] * slots
+        self._worth = [0.0] * slots  # of what is held, just used
         self._used_s = [-inf] * slots
         self._busy: list[str | None] = [None] * slots
         self._ends: dict[int, int] = {}  # last landmark of what is held, and the slot
@@ -54,14 +57,15 @@ class SlotShadow:
             if own is not None and busy[own] is None:
                 return own
         first = marks[0] if marks else None
-        for slot, held in enumerate(self._marks):
-            if busy[slot] is not None:
-                continue
+        firsts, worth = self._firsts, self._worth
+        for slot in self._idle:
             used_s = used[slot]
-            value = 0.0
-            if held:
-                saved = saved_of(held, marks) if held[0] == first else 0
+            if firsts[slot] == first and first is not None:
+                held = self._marks[slot]
+                saved = saved_of(held, marks)
                 value = saved - KEEP * (len(held) - saved) / (1.0 + (now_s - used_s) / KEEP_S)
+            else:
+                value = -worth[slot] / (1.0 + (now_s - used_s) / KEEP_S)
             if value > most or (value == most and used_s < oldest_s):
                 chosen, most, oldest_s = slot, value, used_s
         return chosen
@@ -74,10 +78,13 @@ class SlotShadow:
         if slot >= len(self._busy) or self._busy[slot] is not None:
             return False
         self._busy[slot] = request_id
+        del self._idle[slot]
         held = self._marks[slot]
         if held and self._ends.get(held[-1]) == slot:
             del self._ends[held[-1]]
         self._marks[slot] = marks
+        self._worth[slot] = KEEP * len(marks)
+        self._firsts[slot] = marks[0] if marks else None
         if marks:
             self._ends[marks[-1]] = slot
         self.taken += 1
@@ -87,6 +94,7 @@ class SlotShadow:
         """That request is over."""
         if slot < len(self._busy) and self._busy[slot] == request_id:
             self._busy[slot] = None
+            self._idle[slot] = None
             self._used_s[slot] = now_s
             self.taken -= 1
 

@@ -30,8 +30,8 @@ from math import exp, inf
 from zlib import crc32
 
 from llmgw.routing.doubt import Doubt
-from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
+from llmgw.routing.speed import Speed
 from llmgw.values import Backend
 
 TICK_S, LEFT_TICK_S, CALM_TICK_S = 0.05, 0.12, 0.25
@@ -58,16 +58,6 @@ UNTRIED_S = 1.0
 
 FULL_GAIN = 2.0
 """Weight of a wait for a slot: it is also a wait for those who come after."""
-
-SURE, FRESH_MOST = 24, 4
-"""With so many samples the lines are laid anew only after so many more."""
-
-SEEN_MOST, SEEN_MOST_S = 10.0, 0.05
-"""So much more than a server says that reading took is believed to be its reading: so
-many times its word, and so many seconds."""
-
-OVERHEAD_MOST_S = 0.25
-"""Overhead beyond is not believed: it is waiting that we did not see."""
 
 TRIAL_GAIN = 0.2
 """What a due trial makes of the cost, so that it takes place."""
@@ -99,6 +89,7 @@ class Lane:
     :ivar squared_s: cost for the square of their number.
     :ivar until_s: the three hold no longer than this.
     :ivar turn_s: time in which a slot comes free when all are taken.
+    :ivar away: nobody was there at the last look.
     :ivar doubt: whoever tells it something lets the costs be worked out anew.
     :ivar place: for the router: where it stood in the last list it was in.
     """
@@ -109,18 +100,17 @@ class Lane:
         "_expected_s",
         "_factor",
         "_first_s",
-        "_fresh",
         "_gap_s",
         "_own_then",
         "_peers",
         "_ratio",
         "_ratio_s",
         "_read_s",
-        "_stale",
         "_tail",
         "_unread",
         "_used_s",
         "_waiting",
+        "away",
         "backend",
         "doubt",
         "fixed_s",
@@ -135,6 +125,7 @@ class Lane:
         "salt",
         "shared",
         "slots",
+        "speed",
         "squared_s",
         "stepping",
         "told_slots",
@@ -155,14 +146,16 @@ class Lane:
         self.salt = crc32(backend_id.encode()) | 1
         self.full = False
         self.out = False
+        self.away = False
         self.place = 0
         self.fixed_s = 0.0
         self.per_token_s = 0.0
         self.squared_s = 0.0
         self.turn_s = 0.0
         self.until_s = -inf
-        self.reading = Line(400.0)
-        self.stepping = Line(8.0)
+        self.speed = speed = Speed()
+        self.reading = speed.reading
+        self.stepping = speed.stepping
         self.doubt = Doubt()
         self._waiting: dict[str, Flight] = {}
         self._unread = 0.0
@@ -176,8 +169,6 @@ class Lane:
         self._gap_s = GUESS_GAP_S
         self._ratio = 1.0
         self._ratio_s = now_s
-        self._stale = True
-        self._fresh = 0
         self._ahead = 0.0
         self._beside = 1.0
         self._expected_s = 0.0
@@ -235,35 +226,6 @@ class Lane:
         elif self.until_s > now_s + LEFT_TICK_S:
             self.until_s = now_s + LEFT_TICK_S
 
-    def answered(self, flight: Flight, uncached: float, prompt_s: float | None, gap_s: float | None) -> None:
-        """Learn from an answer.
-
-        :param uncached: prompt tokens that were read, by the backend's word if it told.
-        :param prompt_s: time it says it spent on them, free of waiting for others.
-        :param gap_s: mean time between two tokens.
-        """
-        line, ttft_s = self.reading, flight.ttft_s
-        x, y = uncached, prompt_s
-        if flight.waited:
-            ttft_s = None
-        if ttft_s is not None:
-            if y is None:
-                x, y = flight.ahead + uncached, ttft_s
-            else:  # a server that is held back may not know it, so what was seen counts more than its word
-                y = min(max(y, ttft_s - line.slope * flight.ahead), SEEN_MOST * y + SEEN_MOST_S)
-        if y is not None:
-            if line.samples >= 5:  # before that a wrong guess must not clip what overrules it
-                expected_s = line.base + line.slope * x
-                y = min(max(y, expected_s / 3.0), 3.0 * expected_s)
-            near = 400.0 / (400.0 + x)
-            line.add(x, y, near * near)
-        if gap_s is not None:
-            self.stepping.add(flight.beside, gap_s, 1.0)
-        self._fresh += 1
-        if self._fresh >= FRESH_MOST or line.samples < SURE:
-            self._fresh = 0
-            self._stale = True
-
     def others_are(self, count: int) -> None:
         """So many requests of others are there."""
         self.others = count
@@ -284,7 +246,7 @@ class Lane:
     def refresh(self, backend: Backend, pace: Pace, prices: Prices, now_s: float) -> None:
         """Work out the costs anew, from the backend's live picture and our own counts."""
         profile = backend.profile
-        if self._stale or backend is not self.backend:
+        if backend is not self.backend:
             self._settle(backend, pace)
         peers = profile.peers_in_flight
         if peers != self._peers:
@@ -373,12 +335,10 @@ class Lane:
 
     def _settle(self, backend: Backend, pace: Pace) -> None:
         """Take over what changes seldom."""
-        profile = backend.profile
         self.backend = backend
         self.weight = weight = backend.weight or 1e-6
         self.slots = self.told_slots or backend.slots or backend.max_connections
-        if self._stale:
-            self._fit(pace, weight, profile.prefill_rate, profile.token_rate)
+        self.speed.of(pace, weight, backend.profile)
 
     def _doubted(self, factor: float, out_s: float, now_s: float) -> tuple[float, float]:
         doubt = self.doubt
@@ -391,22 +351,6 @@ class Lane:
             else:
                 factor *= TRIAL_GAIN
         return factor * (1.0 + failures), out_s
-
-    def _fit(self, pace: Pace, weight: float, prefill_rate: float | None, token_rate: float | None) -> None:
-        self._stale = False
-        pace.seen(weight)
-        reading, stepping = self.reading, self.stepping
-        slope = pace.per_token_s / weight
-        if prefill_rate and not reading.samples:
-            slope = 1.0 / prefill_rate
-        reading.fit(pace.overhead_s, slope)
-        reading.base = min(reading.base, OVERHEAD_MOST_S)
-        step_s = pace.step_s / weight
-        if token_rate and not stepping.samples:
-            step_s = 1.0 / token_rate
-        stepping.fit(step_s, 0.03 * step_s)
-        if reading.samples:
-            pace.measured(weight, reading, stepping)
 
     def _read(self, request_id: str, flight: Flight) -> None:
         del self._waiting[request_id]

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import Gateway, Scripted, backend_table, post
 from ordering_router import installed
+from twisted.internet.testing import MemoryReactorClock
+
+from llmgw.config import parse_config
+from llmgw.gateway.gateway import Gateway as Room
+from llmgw.service import GatewayService
 
 WORDS = [{"role": "user", "content": "hi"}]
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -117,3 +123,61 @@ def explain(gateway: Gateway, request: bytes) -> str:
             data += piece
     found: str = json.loads(data.partition(b"\r\n\r\n")[2])["why"]
     return found
+
+
+# --- what a router is told, without a process ---
+
+
+def room(folder: Path, admission: str = "") -> Room:
+    """A gateway that is not started, with two backends for "two" and one for "one"."""
+    config = f'auth = ["anonymous"]\n[admission]\n{admission}\n'
+    for id, models in (("a", '["one", "two"]'), ("b", '["two"]')):
+        config += f'[[backends]]\nid = "{id}"\nurl = "http://{id}:1"\nmodels = {models}\n'
+    service = GatewayService(parse_config(config, source="", base_dir=str(folder)), MemoryReactorClock())
+    return service.gateway
+
+
+class Wishing:
+    """A router that writes down what it is told."""
+
+    wants_prefix = True
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, bool]] = []
+
+    def adapt(self, **told: bool) -> None:
+        self.told.append(told)
+
+
+@pytest.mark.parametrize(
+    ("admission", "alone"), [("", False), ("slot_choice = true", True), ("max_wait_s = 5", True)]
+)
+def test_prefixes_are_made_where_there_is_something_to_choose(
+    tmp_path: Path, admission: str, alone: bool
+) -> None:
+    gateway = room(tmp_path, admission)
+    gateway.use_router(Wishing())
+    assert gateway.wants_prefix("two")
+    assert gateway.wants_prefix("one") is alone
+    gateway.use_router(object())
+    assert not gateway.wants_prefix("two")
+
+
+def test_a_router_is_told_what_becomes_of_its_answers(tmp_path: Path) -> None:
+    router = Wishing()
+    room(tmp_path).use_router(router)
+    room(tmp_path, "slot_choice = true\nmax_wait_s = 5").use_router(router)
+    assert router.told == [
+        {"slot_choice": False, "may_wait": False},
+        {"slot_choice": True, "may_wait": True},
+    ]
+
+
+def test_a_router_that_cannot_be_told_is_used_all_the_same(tmp_path: Path, expected_failures: Any) -> None:
+    class Deaf:
+        def adapt(self) -> None: ...
+
+    gateway, deaf = room(tmp_path), Deaf()
+    gateway.use_router(deaf)
+    assert gateway.router is deaf
+    assert expected_failures(TypeError)

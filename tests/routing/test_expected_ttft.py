@@ -17,6 +17,7 @@ from llmgw import builtins
 from llmgw.core.prefix import PrefixIndex
 from llmgw.errors import ConfigError
 from llmgw.interfaces import IOrderingRouter
+from llmgw.routing import bounded_wait
 from llmgw.routing import expected_ttft as module
 from llmgw.routing.doubt import Doubt
 from llmgw.routing.expected_ttft import ExpectedTtft
@@ -563,6 +564,13 @@ def test_no_slot_is_asked_for_while_one_of_ours_has_none() -> None:
     assert play.ask().slot is None
 
 
+def test_no_slot_is_chosen_where_none_will_be_asked_for() -> None:
+    play = Play({"a": 4000.0})
+    assert play.ask().slot == 0
+    play.router.adapt(slot_choice=False, may_wait=False)
+    assert play.ask().slot is None
+
+
 def test_slots_may_change_while_requests_are_under_way() -> None:
     play = Play({"a": 4000.0})
     play.ask()
@@ -641,7 +649,7 @@ def test_a_patient_router_declines_a_slow_backend_while_a_fast_one_will_be_free_
     play.router.observe(HealthChanged("fast", play.now_s, HealthReport(False, refused=True)))
     assert play.router.choose(ask, [slow], play.now_s + 2.0) is not None
     play.router.observe(Started("waits", "slow", play.now_s))
-    assert list(play.router._declined) == ["other"]
+    assert list(play.router._wait._since_s) == ["other"]
 
 
 def test_who_may_wait_is_not_sent_to_one_that_fails_while_others_are_only_full() -> None:
@@ -744,7 +752,7 @@ def test_those_who_left_the_wait_are_forgotten() -> None:
     play.serve()
     play.router.order(waiting(1, 2, 3), play.fleet[0], 0.0)
     play.router.order([Request("x", "m"), Request("y", "m")], play.fleet[0], 100.0)
-    assert list(play.router._declined) == ["x", "y"]
+    assert list(play.router._wait._since_s) == ["x", "y"]
 
 
 # --- bounds, and events that do not fit -------------------------------------------
@@ -752,13 +760,14 @@ def test_those_who_left_the_wait_are_forgotten() -> None:
 
 def test_choices_that_never_start_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_ASKED", 10)
+    monkeypatch.setattr(bounded_wait, "MOST_KNOWN", 10)
     play = Play({"a": 1000.0})
     for _ in range(50):
         play.ask()
     assert len(play.router._asked) <= 10
     for number in range(50):
-        play.router._waits_since(f"w{number}", 0.0)
-    assert len(play.router._declined) <= 10
+        play.router._wait.since_s(f"w{number}", 0.0)
+    assert len(play.router._wait._since_s) <= 10
 
 
 def test_starts_without_ends_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

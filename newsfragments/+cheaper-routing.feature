@@ -1,0 +1,1 @@
+The default router decides in three quarters of the time and hashes no prompts where there is nothing to choose. A router with a method `adapt` is told whether slots are asked for and whether requests may wait.
