@@ -187,6 +187,15 @@ class Operations:
             **({} if service.peers is None else {"llmgw_peers": (PEERS, float(service.peers.others))}),
         }
 
+    def refusal_tables(self) -> Iterable[Table]:
+        """What was turned away before there was a request, for a scrape."""
+        refusals = self._service.site.refusals
+        yield (
+            "llmgw_refused",
+            "Connections and malformed requests turned away since the start.",
+            [((("reason", reason),), float(count)) for reason, count in refusals.items()],
+        )
+
     def discovery_tables(self) -> Iterable[Table]:
         """Labelled figures of what finds backends, for a scrape."""
         discoveries = self._service.discoveries.state()

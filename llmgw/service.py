@@ -125,7 +125,11 @@ class GatewayService(Daemon):
         self.backends.verify(config)
         self.discoveries = Discoveries(self.backends, self.gateway, reactor)
         self.discoveries.apply(config)
-        self.metrics.tables += [operations.discovery_tables, operations.model_tables]
+        self.metrics.tables += [
+            operations.refusal_tables,
+            operations.discovery_tables,
+            operations.model_tables,
+        ]
         factory = ClientFactory(self.site)
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         self.history = History(self.metrics.traffic, operations.load, time.time, reactor)

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 SHEDDING_KEEPALIVE_S = 5.0
 BURST_WINDOW_S = 1.0
-UNPROVEN_SHARE = 4
-"""A quarter of the connections may wait for their first request; then the oldest of these goes."""
+UNPROVEN_PER_FREE = 2
+"""Connections without a request may be twice as many as the places that are free; then the oldest
+of them goes. So a crowd that comes at once finds room, and there is always room for the next."""
 LEAST_UNPROVEN = 64
 GROUPS_KEPT = 4096
 
@@ -174,7 +175,8 @@ class Site:
         self.sweep.add(connection)
         self._count_in(connection)
         self._unproven[connection] = None
-        if len(self._unproven) > max(LEAST_UNPROVEN, self.limits.connections // UNPROVEN_SHARE):
+        free = self.limits.connections - len(self.connections)
+        if len(self._unproven) > max(LEAST_UNPROVEN, UNPROVEN_PER_FREE * free):
             # Whoever opens connections and says nothing takes no place from those who ask.
             oldest = next(iter(self._unproven))
             self.count_refusal("awaiting_first_request")

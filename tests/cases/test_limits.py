@@ -375,6 +375,39 @@ def test_connections_of_the_process_are_capped_for_everybody() -> None:
     assert len(open_from(site, *["127.0.0.1"] * 3, "203.0.113.1", "203.0.113.2", "::1")) == 4
 
 
+def open_silent(site: Site, count: int) -> list[ClientConnection]:
+    """Connections that have said nothing yet, each with a transport."""
+    made = []
+    for _ in range(count):
+        if site.may_open("127.0.0.1"):
+            connection = ClientConnection(site, "127.0.0.1")
+            connection.makeConnection(StringTransport())
+            made.append(connection)
+    return made
+
+
+def test_a_crowd_that_connects_at_once_is_let_in_while_there_is_room() -> None:
+    """All clients of a fleet come back in the same moment, say; none has had time to ask yet."""
+    site, _ = site_with(connections=10_000)
+    made = open_silent(site, 6000)
+    assert len(made) == len(site.connections) == 6000
+    assert not site.refusals
+
+
+def test_who_says_nothing_takes_no_place_from_those_who_ask() -> None:
+    site, _ = site_with(connections=900)
+    asking = open_silent(site, 300)
+    for connection in asking:
+        site.proven(connection)
+    silent = open_silent(site, 5000)
+    assert len(silent) == 5000
+    # There is always room: the silent have no more than twice the places that are free.
+    assert len(site.connections) == 300 + 400
+    assert site.refusals == {"awaiting_first_request": 5000 - 400}
+    assert set(asking) < site.connections
+    assert set(silent[-400:]) < site.connections
+
+
 def test_the_client_behind_a_load_balancer_is_counted_by_its_own_address() -> None:
     site, clock = site_with(connections_per_ip=2, trusted_networks=("10.0.0.0/8",))
     factory = ProxiedFactory(ClientFactory(site), None, clock)
