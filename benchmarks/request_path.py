@@ -1,175 +1,81 @@
-"""CPU of one request inside the process: no sockets, no kernel.
+"""CPU of one request, or of one event of a stream, inside the process: no sockets, no kernel.
 
-    python benchmarks/request_path.py [--profile] [--events] [--router NAME] [REQUESTS]
+    python benchmarks/request_path.py [--router NAME] [--events] [--profile | --rooms] [TIMES]
 
-A gateway with keys, local limits, metrics and access log on is driven through
-in-memory transports: the client's bytes go in, the backend answers at once, the
-answer's bytes come out. What is left is our own Python, so a change's effect on
-it can be seen without a load generator. Prints microseconds per request.
+What a change costs or saves in our own Python shows here without a load generator
+(``inside.py`` tells what is driven). Prints microseconds per request or event.
+``--rooms`` tells how a profiler's time is spread over the rooms of the house; its own
+cost weighs on short functions, so these are shares, not times.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
+import cProfile
+import pstats
 import tempfile
-import time
-from typing import Any
+from collections import Counter
+from pathlib import Path
 
-from twisted.internet import reactor
-from twisted.internet.address import IPv4Address
-from twisted.internet.testing import StringTransport
+from inside import Rig, least_us
 
-from llmgw.config import parse_config
-from llmgw.service import GatewayService
+import llmgw
 from llmgw.tap import tune_collector
-from llmgw.wire.accepting import ClientFactory
-from llmgw.wire.upstream import UpstreamConnection
 
-LLMGW = os.path.join(os.path.dirname(sys.executable), "llmgw")
-SECRET = "benchmark-secret-0123456789"
-ANSWER = json.dumps(
-    {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1700000000,
-        "model": "m",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Hello there. " * 6},
-                "finish_reason": "stop",
-            }
-        ],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 16, "total_tokens": 26},
-    }
-).encode()
-RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-    len(ANSWER),
-    ANSWER,
-)
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-_DATA = (
-    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"m",'
-    b'"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n' % (b"x" * 60)
-)
-EVENT = b"%x\r\n%b\r\n" % (len(_DATA), _DATA)
-CONFIG = """
-auth = ["keys:{keys}"]
-[[backends]]
-id = "b"
-url = "http://127.0.0.1:1"
-models = ["m"]
-max_connections = 100
-[[rate_limits]]
-requests_per_minute = 1e9
-tokens_per_minute = 1e12
-concurrent = 1000
-[timeouts]
-keepalive_requests = 1000000000
-keepalive_age_s = 86400
-[log]
-access = "{log}"
-[router]
-plugin = "{router}"
-"""
+HOUSE = Path(llmgw.__file__).parent
 
 
-class Wire(StringTransport):
-    """A transport whose peer answers each write through ``answer``."""
+def rooms(profile: cProfile.Profile) -> list[tuple[str, float]]:
+    """Rooms by their share of the time. What a built-in function took is its caller's."""
+    spent: Counter[str] = Counter()
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    for (file, _, _), (_, _, own_s, _, callers) in stats.items():
+        if file == "~":
+            for (caller, _, _), told in callers.items():
+                spent[_room(caller)] += told[2]
+        else:
+            spent[_room(file)] += own_s
+    whole_s = sum(spent.values())
+    return [(room, seconds / whole_s) for room, seconds in spent.most_common()]
 
-    answer: Any = None
 
-    def write(self, data: bytes) -> None:
-        if self.answer is not None:
-            self.answer(data)
-
-    def setTcpNoDelay(self, on: bool) -> None:
-        """Nothing."""
-
-
-def build(folder: str, router: str) -> GatewayService:
-    """A gateway that is not started: nothing listens, nothing is watched."""
-    keys = os.path.join(folder, "keys.toml")
-    secret = os.path.join(folder, "secret")
-    with open(secret, "w") as file:
-        file.write(SECRET)
-    os.chmod(secret, 0o600)
-    subprocess.run(
-        [LLMGW, "keys", "new", "--file", keys, "--secret-file", secret, "b"], check=True, capture_output=True
-    )
-    text = CONFIG.format(keys=keys, log=os.path.join(folder, "access.log"), router=router)
-    service = GatewayService(parse_config(text, source="", base_dir=folder), reactor)
-    assert service.gateway.access_log is not None
-    service.gateway.access_log._open()
-    return service
+def _room(file: str) -> str:
+    try:
+        inside = Path(file).relative_to(HOUSE)
+    except ValueError:
+        return "this driver" if Path(file).parent == Path(__file__).parent else "libraries"
+    return f"{inside.parts[0]}/" if len(inside.parts) > 1 else inside.name
 
 
 def main() -> None:
     tune_collector()
-    parser = argparse.ArgumentParser()
-    parser.add_argument("requests", nargs="?", type=int, default=5000)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument(
-        "--events", action="store_true", help="count events of one stream in place of requests"
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("times", nargs="?", type=int, default=5000)
     parser.add_argument("--router", default="expected-ttft")
+    parser.add_argument("--events", action="store_true", help="events of one stream in place of requests")
+    parser.add_argument("--profile", action="store_true", help="functions by their own time")
+    parser.add_argument("--rooms", action="store_true", help="rooms by their share of the time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        service = build(folder, options.router)
-        pool = service.gateway.upstreams["b"].pool
-        backend = UpstreamConnection(pool)
-        queue: list[bytes] = []
-        wire = Wire()
-        wire.answer = queue.append
-        backend.makeConnection(wire)
-        backend.deadline_s = float("inf")
-        pool.idle.append(backend)
-        client = ClientFactory(service.site).buildProtocol(IPv4Address("TCP", "127.0.0.1", 1))
-        assert client is not None
-        out: list[bytes] = []
-        client_wire = Wire()
-        client_wire.answer = out.append
-        client.makeConnection(client_wire)
-        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 900}]}).encode()
-        request = (
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n"
-            b"Content-Type: application/json\r\n"
-            b"Accept: application/json\r\nUser-Agent: benchmark\r\nAuthorization: Bearer %b\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (SECRET.encode(), len(body), body)
-        )
-
-        def once() -> None:
-            client.dataReceived(request)
-            queue.clear()
-            backend.dataReceived(RESPONSE)
-
+        rig = Rig(folder, router=options.router, stream=options.events)
         if options.events:
-            client.dataReceived(request)
-            backend.dataReceived(STREAM_HEAD)
-            once = lambda: backend.dataReceived(EVENT)  # noqa: E731
+            rig.begin_stream()
+        work = rig.event if options.events else rig.ask
         for _ in range(200):
-            once()
-        assert options.events or b" 200 OK" in out[-1], out[-1]
-        if options.profile:
-            import cProfile
-
-            profile = cProfile.Profile()
+            work()
+        if not options.events:
+            rig.check()
+        profile = cProfile.Profile()
+        if options.profile or options.rooms:
             profile.enable()
-        best = float("inf")
-        for _ in range(5):
-            begun = time.process_time()
-            for _ in range(options.requests // 5):
-                once()
-            best = min(best, (time.process_time() - begun) / (options.requests // 5))
+        spent_us = least_us(work, options.times)
+        profile.disable()
         if options.profile:
-            profile.disable()
-            profile.create_stats()
             profile.print_stats("tottime")
-        print(f"{best * 1e6:.1f} us of CPU per {'event' if options.events else 'request'}")
+        if options.rooms:
+            for room, share in rooms(profile):
+                print(f"{share:6.1%}  {room}")
+        print(f"{spent_us:.1f} us of CPU per {'event' if options.events else 'request'}")
 
 
 if __name__ == "__main__":

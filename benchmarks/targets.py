@@ -145,6 +145,7 @@ concurrent = 100000
 in_flight = 100000
 in_flight_per_key = 100000
 connections = 100000
+backlog = 4096
 [timeouts]
 keepalive_requests = 1000000000
 [log]

@@ -1,0 +1,88 @@
+"""Whether a request or an event has become dearer since the figures that are kept: a report, never a failure.
+
+    python benchmarks/regression.py [--keep]
+
+Times inside the process (``inside.py``) are divided by those of a fixed piece of Python that is run
+between them, so that a slower machine, or a busy one, slows both: the quotients move by some percent
+between machines and runs, and what has changed by more than a fifth is marked. ``--keep`` makes
+today's figures those that are kept, in ``results/regression.json``; a change that is meant keeps them
+in its own commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from inside import Rig, least_us
+from rich.console import Console
+from rich.table import Table
+
+from llmgw.tap import tune_collector
+
+KEPT = Path(__file__).parent / "results" / "regression.json"
+ROUNDS = 9
+MARKED = 0.2
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, value: int) -> int:
+        self.total += value
+        return self.total
+
+
+def fixed() -> None:
+    """Some work as Python's everyday is: calls, attributes, a dictionary, bytes, JSON."""
+    counter = _Counter()
+    seen: dict[str, int] = {}
+    for number in range(60):
+        seen[f"k{number % 7}"] = counter.add(number)
+    json.loads(json.dumps(seen))
+    b"\r\n".join([b"%b: %d" % (name.encode(), value) for name, value in seen.items()])
+
+
+def quotients() -> dict[str, float]:
+    """What each piece of work costs, in multiples of :func:`fixed`."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        plain, stream = Rig(folder), Rig(other, stream=True)
+        stream.begin_stream()
+        work: dict[str, Callable[[], None]] = {"request": plain.ask, "event": stream.event}
+        taken: dict[str, list[float]] = {name: [] for name in work}
+        for _ in range(ROUNDS):
+            for name, once in work.items():
+                base_us = least_us(fixed, 1000)
+                taken[name].append(least_us(once, 1000 if name == "request" else 20_000) / base_us)
+        plain.check()
+    return {name: round(statistics.median(each), 3) for name, each in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--keep", action="store_true", help="make today's figures those that are kept")
+    options = parser.parse_args()
+    tune_collector()
+    now = quotients()
+    kept: dict[str, float] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    shown = Table(title="cost, in multiples of a fixed piece of Python", title_justify="left")
+    for column in ("", "kept", "now", "change"):
+        shown.add_column(column, justify="right" if column else "left")
+    for name, value in now.items():
+        before = kept.get(name)
+        change = "" if before is None else f"{value / before - 1:+.0%}"
+        if before is not None and value / before - 1 > MARKED:
+            change += "  dearer: see request_path.py --profile"
+        shown.add_row(name, "" if before is None else f"{before:.3f}", f"{value:.3f}", change)
+    Console().print(shown)
+    if options.keep:
+        KEPT.write_text(json.dumps(now, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
