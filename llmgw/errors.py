@@ -191,8 +191,9 @@ class ModelLoading(GatewayError):
     type = "overloaded_error"
 
 
-class ModelUnloaded(ModelLoading):
-    """503: the model's load was undone by somebody before its end; nothing says that the next fails."""
+class LoadUndone(ModelLoading):
+    """503: the model's load came to nothing for no fault of the model: somebody undid it, or was there
+    first. It may be tried again."""
 
 
 class UpstreamTimeout(GatewayError):

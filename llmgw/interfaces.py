@@ -329,7 +329,7 @@ class IModelLoader(Interface):
     def load(model: str) -> Deferred[None]:
         """Fires when ``model`` is ready. Cancelling forgets the wait; the load may go on.
 
-        :raise llmgw.errors.ModelUnloaded: somebody unloaded it again; it may be tried at once.
+        :raise llmgw.errors.LoadUndone: somebody undid it, or took the room; it may be tried at once.
         :raise llmgw.errors.ModelLoading: the load failed; the message says why.
         """
 

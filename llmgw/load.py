@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from llmgw.core.member import Standing
 from llmgw.core.placement import Nowhere, Place, Wait
-from llmgw.errors import GatewayError, ModelLoading, ModelUnloaded
+from llmgw.errors import GatewayError, LoadUndone, ModelLoading
 from llmgw.load_locks import Told
 
 if TYPE_CHECKING:
@@ -225,11 +225,12 @@ class Load:
             shelf.mark(model, "unloaded")
             raise
         except Exception as error:
-            if isinstance(error, ModelUnloaded) and self._undone < UNDONE_MOST:
+            if isinstance(error, LoadUndone) and self._undone < UNDONE_MOST:
                 self._undone += 1
                 metrics.loaded(shelf.id, model, "undone", self._clock() - begun_s)
                 self.log.warn("backend {backend}: {why}", backend=shelf.id, why=str(error))
                 shelf.mark(model, "unloaded")
+                await self._pause(LOOK_S)
                 return
             metrics.loaded(shelf.id, model, "failed", self._clock() - begun_s)
             await self._failed(shelf, lock, error)

@@ -185,12 +185,18 @@ class Loads:
             return True
         return any(shelf.states.get(model) == "loading" for shelf in self.shelves_of(model))
 
-    def is_gone(self, backend_id: str, model: str) -> bool:
-        """A backend says that a model it had is not loaded any more. :return: that may be so."""
+    def is_gone(self, backend_id: str, model: str, *, noticed: bool = True) -> bool:
+        """A backend says that a model it had is not loaded any more.
+
+        :param noticed: its own list says so, too, by now.
+        :return: that may be so.
+        """
         shelf = self.shelves.get(backend_id)
         if shelf is None or not shelf.has(model):
             return False
         shelf.mark(model, "unloaded")
+        if not noticed:
+            shelf.doubt(model)
         shelf.poke()
         return True
 

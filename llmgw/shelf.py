@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from llmgw.core.hold import LoadTimes, Setbacks
     from llmgw.core.member import Member
 
+DOUBT_S = 0.5
+"""A server notices within some hundredths of a second that a process of its own has ended."""
 ANSWER_S = 10.0
 """A loader that has not told its states by then tells nothing."""
 LEAST_S = 0.2
@@ -73,6 +75,7 @@ class Shelf:
         self._fleet = fleet
         self._reactor = reactor
         self._clock = clock
+        self._doubt_until_s: dict[str, float] = {}
         self._version = 0  # grows with each change of our own
         self._looked_s = -inf
         self._timer: Any = None
@@ -168,6 +171,11 @@ class Shelf:
         # What was there before us is as old as can be.
         since_s = self._clock() if self.answered else -inf
         self.answered = True
+        for model, until_s in list(self._doubt_until_s.items()):
+            if told.get(model) == "loaded" and self._clock() < until_s:
+                told = {**told, model: "loading"}  # to be waited for, and looked at again
+            else:
+                del self._doubt_until_s[model]
         # The server may take a moment until it says so itself.
         told = {**told, **{model: "loading" for model in self.loading if told.get(model) != "loaded"}}
         for model, state in told.items():
@@ -190,9 +198,14 @@ class Shelf:
             self.states[name] = state
             self.since_s[name] = self._clock()
             self.leaving.discard(name)
+            self._doubt_until_s.pop(name, None)
             self._leaving_elsewhere -= {name}
         self.answered = True
         self.publish()
+
+    def doubt(self, model: str) -> None:
+        """That ``model`` is loaded is not believed for now: its process was seen to be gone."""
+        self._doubt_until_s.update(dict.fromkeys(self.names_of(model), self._clock() + DOUBT_S))
 
     def leave(self, models: Iterable[str], on: bool = True) -> None:
         """No new requests for these, or again."""

@@ -17,12 +17,17 @@ from harness import Line, Received, Scripted, answer_completion, chunk, json_res
 
 Said = tuple[int, Any]
 
+NOTICED_S = 0.1
+_META = {"n_ctx": 1024, "n_ctx_train": 32_768, "n_params": 3_215_744, "size": 6_440_448}
+
 
 class RouterBrain:
     """
     :param most: ``--models-max``; 0 is no limit.
     :param load_s: seconds that a load takes, for all models or by name.
     :param broken: models whose file cannot be loaded.
+    :param autoload: a chat may cause a load; false is ``--no-models-autoload``.
+    :ivar undone: models that are unloaded at the end of their next load, as by somebody else.
     :ivar loads: every load begun, in order; ``unloads`` likewise.
     :ivar evicted: what a full server threw out by itself.
     :ivar busy: requests at work by model.
@@ -35,6 +40,7 @@ class RouterBrain:
         load_s: float | dict[str, float] = 0.2,
         broken: Iterable[str] = (),
         slots: int = 2,
+        autoload: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.models = list(models)
@@ -42,6 +48,8 @@ class RouterBrain:
         self.load_s = load_s
         self.broken = set(broken)
         self.slots = slots
+        self.autoload = autoload
+        self.undone: set[str] = set()
         self.loads: list[str] = []
         self.unloads: list[str] = []
         self.evicted: list[str] = []
@@ -54,15 +62,24 @@ class RouterBrain:
         self._states = dict.fromkeys(models, "unloaded")
         self._ready_s: dict[str, float] = {}
         self._failed: set[str] = set()
+        self._dead_s: dict[str, float] = {}
         self._used: dict[str, float] = {}
 
     def state(self, model: str) -> str:
         """As ``status.value``."""
         with self.lock:
-            if self._states[model] == "loading" and self._clock() >= self._ready_s[model]:
+            if model in self._dead_s:
+                if self._clock() >= self._dead_s[model]:
+                    del self._dead_s[model]
+                    self._states[model] = "unloaded"
+                    self._failed.add(model)
+            elif self._states[model] == "loading" and self._clock() >= self._ready_s[model]:
                 if model in self.broken:
                     self._states[model] = "unloaded"
                     self._failed.add(model)
+                elif model in self.undone:
+                    self.undone.discard(model)
+                    self._states[model] = "unloaded"
                 else:
                     self._states[model] = "loaded"
             self.most_loaded = max(self.most_loaded, sum(s == "loaded" for s in self._states.values()))
@@ -80,7 +97,10 @@ class RouterBrain:
                 return _error(400, "model is already running")
             running = self.running()
             if self.most and len(running) >= self.most:
-                gone = min(running, key=lambda each: self._used.get(each, 0.0))
+                idle = [each for each in running if self._states[each] == "loaded"]
+                if not idle:
+                    return _error(500, "model limit reached, try again later", "server_error")
+                gone = min(idle, key=lambda each: self._used.get(each, 0.0))
                 self.evicted.append(gone)
                 self._states[gone] = "unloaded"
             self.loads.append(model)
@@ -97,8 +117,16 @@ class RouterBrain:
             if self.state(model) == "unloaded":
                 return _error(400, "model is not running")
             self.unloads.append(model)
+            if self.state(model) == "loading":
+                self._failed.add(model)  # the process is ended in the middle of it, with status 1
             self._states[model] = "unloaded"
             return 200, {"success": True}
+
+    def crash(self, model: str) -> None:
+        """The model's process is killed, which the server takes a moment to notice."""
+        with self.lock:
+            assert self.state(model) != "unloaded"
+            self._dead_s[model] = self._clock() + NOTICED_S
 
     def restart(self) -> None:
         """As after a crash: nothing is in memory."""
@@ -113,8 +141,8 @@ class RouterBrain:
             value = self.state(model)
             status: dict[str, Any] = {
                 "value": value,
-                "args": [] if value == "unloaded" else self._args(model),
-                "preset": f"[{model}]\n\n",
+                "args": self._args(model, 0 if value == "unloaded" else 41234),
+                "preset": f"[{model}]\nctx-size = 2048\nmodel = /models/{model}.gguf\n\n",
             }
             if model in self._failed:
                 status |= {"failed": True, "exit_code": 1}
@@ -131,6 +159,7 @@ class RouterBrain:
                     "source": "models_dir",
                     "can_remove": False,
                 }
+                | ({"meta": _META} if value == "loaded" else {})
             )
         return {"data": data, "object": "list"}
 
@@ -148,7 +177,7 @@ class RouterBrain:
         if parts.path == "/health":
             return 200, {"status": "ok"}
         if parts.path == "/props" and not model:
-            return 200, {"role": "router", "max_instances": self.most, "models_autoload": True}
+            return 200, {"role": "router", "max_instances": self.most, "models_autoload": self.autoload}
         if parts.path in ("/slots", "/metrics", "/props"):
             if model not in self.models:
                 return _error(400, "model name is missing from the request")
@@ -161,8 +190,9 @@ class RouterBrain:
             return 200, [{"id": n, "n_ctx": 2048, "is_processing": n < busy} for n in range(self.slots)]
         return _error(404, "File Not Found", "not_found_error")
 
-    def _args(self, model: str) -> list[str]:
-        return ["llama-server", "--port", "41234", "--model", f"/models/{model}.gguf", "-c", "2048"]
+    def _args(self, model: str, port: int) -> list[str]:
+        own = ["--port", str(port), "--alias", model, "--model", f"/models/{model}.gguf"]
+        return ["llama-server", "--host", "127.0.0.1", "--ctx-size", "2048", *own]
 
     # --- requests ---
 
@@ -171,11 +201,15 @@ class RouterBrain:
         if model not in self.models:
             return _error(400, f"model '{model}' not found")
         if self.state(model) == "unloaded":
+            if not self.autoload:
+                return _error(400, "model is not loaded")
             self.load(model)
         while self.state(model) == "loading":
             time.sleep(0.01)
         if self.state(model) == "unloaded":
             return _error(500, f"model name={model} failed to load", "server_error")
+        if model in self._dead_s:
+            return 500, b"proxy error: Failed to read connection"
         with self.lock:
             self._used[model] = self._clock()
             self.busy[model] += 1

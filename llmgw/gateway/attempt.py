@@ -55,6 +55,8 @@ SHORT_DEADLINE_S = 5.0
 LOADING_AGAIN_S = 2.0
 NOT_LOADED = b"model is not loaded"
 """What a llama-server in router mode says that loads nothing by itself."""
+PROXY_ERROR = b"proxy error:"
+"""What it says, as plain text with status 500, when the process of a model has ended before an answer."""
 STREAM_HEADERS = (b"content-type", b"cache-control")
 """Headers of a stream that are wrong for the answer put together from it."""
 
@@ -250,17 +252,24 @@ class Attempt:
         a larger window."""
         self.lease.finish(self.gateway.clock(), ok=True, reason="status_400")
         self.account.usage = Usage()
-        loads, name = self.gateway.holding.loads, self.request.model
-        if loads is not None and NOT_LOADED in body and loads.is_gone(self.choice.backend.id, name):
-            gone = ModelLoading(f"{name!r} is not loaded any more", retry_after_s=1.0)
-            gone.may_retry = True
-            return Failed(gone)
+        if NOT_LOADED in body and self._is_gone():
+            return Failed(self._gone())
         tokens = exceeding_tokens(body)
         error = InvalidRequest("the backend refused the request")
         if tokens is not None:
             error = ContextLengthExceeded("the prompt is longer than the backend's window")
             error.may_retry = True
         return Failed(error, (head, body), exact_tokens=tokens)
+
+    def _is_gone(self, *, noticed: bool = True) -> bool:
+        """The model is not in memory there any more. See :meth:`llmgw.loads.Loads.is_gone`."""
+        loads, name = self.gateway.holding.loads, self.request.model
+        return loads is not None and loads.is_gone(self.choice.backend.id, name, noticed=noticed)
+
+    def _gone(self) -> ModelLoading:
+        error = ModelLoading(f"{self.request.model!r} is not loaded any more", retry_after_s=1.0)
+        error.may_retry = True
+        return error
 
     def _unfit(self, head: ResponseHead, body: bytes) -> Failed:
         """No stream, for a client whose stream has begun: it is told by an event of its own."""
@@ -288,6 +297,13 @@ class Attempt:
             )
             error.may_retry = True
             return Failed(error)
+        if status == 500 and self.llama_server and body.startswith(PROXY_ERROR):
+            lease.finish(now_s, ok=False, reason="reset")
+            if self._is_gone(noticed=False):
+                return Failed(self._gone())
+            error = UpstreamError(f"the backend of {name!r} has lost its process")
+            error.may_retry = True
+            return Failed(error, answer)
         no_verdict = status == 429 or (status == 500 and is_json_error(body))
         lease.finish(now_s, ok=no_verdict, reason=f"status_{status}")
         error = UpstreamError(f"the backend of {name!r} answered {status}")

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from twisted.internet.defer import CancelledError, Deferred
 from zope.interface import implementer
 
-from llmgw.errors import ModelUnloaded
+from llmgw.errors import LoadUndone
 from llmgw.interfaces import CONTRACT, IModelLoader, IModelLoaderFactory
 from llmgw.loading.asking import Options, cannot, entries, get_json, post_json, strange, words_of
 
@@ -36,6 +36,8 @@ LOOK_S = 0.5
 MOST_SILENT = 3
 """After so many looks in a row without an answer a load counts as failed."""
 WATCH_AGAIN_S = 5.0
+FULL = "model limit reached"
+"""It would have to throw out one that is being loaded; somebody else has asked for those."""
 NO_EVENTS_AGAIN_S = 300.0
 """Until a server without ``/models/sse`` is asked for it again: it may have been renewed."""
 
@@ -184,8 +186,11 @@ class LlamaCppRouter:
         status, said, raw = await post_json(self._target, "/models/load", {"model": id}, self._timeout_s)
         if status == 404:
             raise cannot(model, "the server has no such model")
-        if status != 200 and "already" not in words_of(status, said, raw):
-            raise cannot(model, words_of(status, said, raw))
+        words = words_of(status, said, raw)
+        if status != 200 and FULL in words:
+            raise LoadUndone(f"loading {model!r} failed: the server is full of models that it loads")
+        if status != 200 and "already" not in words:
+            raise cannot(model, words)
         seen = False  # a failure that was there before is none of this load
         looks = silent = 0
         while True:
@@ -208,7 +213,7 @@ class LlamaCppRouter:
             if state == "failed" and (seen or looks > 1):
                 raise cannot(model, f"its process ended with exit code {self._exit_codes.get(id, 1)}")
             if state == "unloaded" and (seen or looks > 1):
-                raise ModelUnloaded(f"loading {model!r} failed: it was unloaded again")
+                raise LoadUndone(f"loading {model!r} failed: it was unloaded again")
             await self._pause()
 
     async def _unload(self, model: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness import Answer, Gateway, Scripted, chat_body, eventually, post
 
@@ -27,10 +27,16 @@ access = "access.log"
 """
 
 
+class Somewhere(Protocol):
+    """Where a server listens."""
+
+    url: str
+
+
 @contextlib.contextmanager
 def gateway_before(
     folder: Path,
-    *servers: Scripted,
+    *servers: Somewhere,
     min_stay_s: float = 0.0,
     backoff_s: float = 10.0,
     loading: str = "",

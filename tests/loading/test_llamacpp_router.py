@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from llmgw import testing
-from llmgw.errors import ConfigError, ModelLoading, ModelUnloaded
+from llmgw.errors import ConfigError, LoadUndone, ModelLoading
 from llmgw.loading.llamacpp_router import LlamaCppRouter, LlamaCppRouterFactory
 from llmgw.testing.fakes import Answer, FakeHealthTarget
 
@@ -159,13 +159,27 @@ def test_a_model_that_is_not_there_is_told() -> None:
         house.wait(house.loader.load("zzz"))
 
 
-def test_a_load_that_is_undone_meanwhile_fails() -> None:
+def test_a_load_that_is_ended_meanwhile_looks_like_one_of_a_bad_file() -> None:
     house = House(load_s=5.0)
     loading = house.loader.load("m")
     house.clock.pump([0.1] * 10)
     house.brain.unload("m")
-    with pytest.raises(ModelUnloaded, match="unloaded again"):
+    with pytest.raises(ModelLoading, match="exit code 1"):
         house.wait(loading)
+
+
+def test_a_model_that_was_unloaded_before_anybody_saw_it_is_no_failure() -> None:
+    house = House()
+    house.brain.undone.add("m")
+    with pytest.raises(LoadUndone, match="unloaded again"):
+        house.wait(house.loader.load("m"))
+
+
+def test_a_server_full_of_models_on_their_way_is_no_failure() -> None:
+    house = House("m", "n", load_s=5.0, most=1)
+    house.brain.load("n")
+    with pytest.raises(LoadUndone, match="full of models that it loads"):
+        house.wait(house.loader.load("m"))
 
 
 def test_a_server_that_goes_away_during_a_load_is_a_failure() -> None:
