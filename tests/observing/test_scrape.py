@@ -6,6 +6,9 @@ import json
 import re
 import shutil
 import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from harness import (
     event,
     eventually,
     free_port,
+    gateway_with,
     json_response,
     post,
 )
@@ -294,6 +298,81 @@ def test_every_alert_says_what_to_do() -> None:
 def test_promtool_finds_the_rules_in_order(what: list[str]) -> None:
     done = subprocess.run(["promtool", *what], cwd=RULES.parent, text=True, capture_output=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Prometheus:
+    """The real one, scraping ``target`` twice a second, with our rules."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        job = {"job_name": "llmgw", "static_configs": [{"targets": [target]}]}
+        every = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+        config = {"global": every, "rule_files": [str(RULES)], "scrape_configs": [job]}
+        (folder / "prometheus.yml").write_text(json.dumps(config))  # which is YAML, too
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._process = subprocess.Popen(
+            [
+                *("prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=data"),
+                f"--web.listen-address={self.url.removeprefix('http://')}",
+            ],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=(folder / "prometheus.log").open("wb"),
+        )
+
+    def get(self, path: str, **query: str) -> Any:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}") as answer:
+            return json.load(answer)["data"]
+
+    def ask(self, expression: str) -> list[float]:
+        """The values of all that it finds; an expression that it does not take raises."""
+        found = self.get("query", query=expression)["result"]
+        return [float(each["value"][1]) for each in found]
+
+    def knows(self, expression: str) -> bool:
+        try:
+            return bool(self.ask(expression))
+        except urllib.error.URLError:
+            return False
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus: apt-get install prometheus")
+def test_prometheus_answers_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    backend = Scripted(slowly, probes=LLAMA)
+    with gateway_with(tmp_path, backend) as gateway:
+        prometheus = Prometheus(tmp_path, f"127.0.0.1:{gateway.admin_port}")
+
+        def has_counted() -> bool:
+            gateway.ask(post(body=chat_body(stream=True)))
+            return prometheus.knows("rate(llmgw_inter_token_seconds_count[20s]) > 0")
+
+        try:
+            eventually(has_counted, 30)
+            silent = set()
+            for place, expression in expressions():
+                filled = re.sub(r"\$(?:job|instance|model|backend)\b", ".*", expression)
+                if not prometheus.ask(filled.replace("$__rate_interval", "20s")):
+                    silent.add(place)
+            # No figure in large type says "No data" for a fleet at which nothing is wrong.
+            large = {
+                each["title"]
+                for each in json.loads(DASHBOARD.read_text())["panels"]
+                if each["type"] == "stat"
+            }
+            assert len(large) >= 6
+            assert not silent & (large | {"job", "instance", "model", "backend"})
+
+            def healths() -> set[str]:
+                groups = prometheus.get("rules")["groups"]
+                return {rule["health"] for group in groups for rule in group["rules"]} - {"unknown"}
+
+            assert eventually(healths, 20) == {"ok"}
+        finally:
+            prometheus.stop()
+    backend.close()
 
 
 def test_the_dashboard_has_no_two_panels_in_one_place() -> None:
