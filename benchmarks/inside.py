@@ -56,7 +56,10 @@ plugin = "{router}"
 [[rate_limits]]
 requests_per_minute = 1e9
 tokens_per_minute = 1e12
-concurrent = 1000
+concurrent = 100000
+[limits]
+in_flight = 100000
+in_flight_per_key = 100000
 [timeouts]
 keepalive_requests = 1000000000
 keepalive_age_s = 86400
@@ -68,7 +71,7 @@ BACKEND = """
 id = "b{number}"
 url = "http://127.0.0.1:{port}"
 models = ["m"]
-max_connections = 100
+max_connections = 100000
 """
 
 

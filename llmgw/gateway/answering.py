@@ -48,6 +48,17 @@ class Answering:
     :ivar opened: a stream was begun before any backend was asked (:meth:`sign_of_life`).
     """
 
+    __slots__ = (
+        "account",
+        "broken",
+        "caller",
+        "decision",
+        "gateway",
+        "incoming",
+        "opened",
+        "route",
+    )
+
     def __init__(self, gateway: Gateway, incoming: Incoming, account: Account) -> None:
         self.gateway = gateway
         self.incoming = incoming

@@ -86,6 +86,20 @@ class Attempt:
     :param until_s: monotonic time by which the whole request must be over.
     """
 
+    __slots__ = (
+        "account",
+        "answering",
+        "choice",
+        "gateway",
+        "incoming",
+        "lease",
+        "llama_server",
+        "outgoing",
+        "request",
+        "until_s",
+        "upstream",
+    )
+
     def __init__(
         self,
         gateway: Gateway,
@@ -151,6 +165,10 @@ class Attempt:
         account.meter = meter
         if assembled and head.status == 200 and meter.kind == "sse":
             return await self._assemble(connection, head, meter)
+        # From here on nobody else is asked: a long answer need not hold its prompt.
+        payload = rest = b""
+        self.outgoing.forget()
+        self.incoming.forget_body()
         await self._relay(connection, head, meter, strip=strip)
         return None
 

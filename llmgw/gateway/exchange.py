@@ -59,6 +59,16 @@ class Exchange:
     :ivar hold_until_s: it is not held for its model for longer; set when it first is.
     """
 
+    __slots__ = (
+        "_key",
+        "account",
+        "answering",
+        "gateway",
+        "hold_until_s",
+        "incoming",
+        "request_id",
+    )
+
     def __init__(self, gateway: Gateway, incoming: Incoming) -> None:
         self.gateway = gateway
         self.incoming = incoming

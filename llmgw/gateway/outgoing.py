@@ -37,6 +37,17 @@ class Outgoing:
     :ivar response_bytes: most bytes of body that the answer may have, ``None`` for any number.
     """
 
+    __slots__ = (
+        "_body",
+        "_changes",
+        "_made",
+        "ask",
+        "content_type",
+        "response_bytes",
+        "route",
+        "target",
+    )
+
     def __init__(self, route: Route, body: bytes, content_type: bytes, ask: Ask) -> None:
         self.route = route
         self.content_type = content_type
@@ -117,6 +128,11 @@ class Outgoing:
         if made is None:
             made = self._made[key] = self._make(assembled, usage, slot)
         return made
+
+    def forget(self) -> None:
+        """Let go of the body: no further attempt will be made."""
+        self._body = b""
+        self._made.clear()
 
     def _make(self, assembled: bool, usage: bool, slot: int | None) -> bytes:
         if self.route.body == "multipart":

@@ -43,6 +43,7 @@ class LongBody:
         self._at = start + SLICE_BYTES
         self._transport.write(self._body[start : self._at])
         if self.done:
+            self._body = b""
             self._transport.unregisterProducer()
 
     def stopProducing(self) -> None:

@@ -36,6 +36,17 @@ class Watched:
         :class:`UpstreamFault` that cut it. Cancelling closes the backend's connection.
     """
 
+    __slots__ = (
+        "_closing",
+        "_last_s",
+        "_observe_gap",
+        "_until_s",
+        "connection",
+        "done",
+        "lease",
+        "meter",
+    )
+
     def __init__(
         self, connection: UpstreamConnection, meter: Meter, lease: Lease, *, gaps: Any, until_s: float
     ) -> None:
@@ -97,6 +108,15 @@ class Relay(Watched):
     :param heartbeat_s: silence after which a streaming client is sent a comment;
         0 for never. Only between events, and only while the backend is connected.
     """
+
+    __slots__ = (
+        "_heartbeat_s",
+        "_paced",
+        "_strip",
+        "_sweep",
+        "deadline_s",
+        "incoming",
+    )
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import select
 import ssl
@@ -320,6 +321,33 @@ def test_s_bp_2_copies_of_a_request_body(here: Scene, framing: str) -> None:
     assert here.memory("VmHWM") - before < 2.3 * many * size / MIB
     here.settled()
     eventually(lambda: here.gateway.state["held_bytes"] == 0)
+
+
+def test_s_bp_2_a_running_stream_holds_no_copy_of_its_request(here: Scene) -> None:
+    """Once the backend answers nobody is asked again, so the prompt may go: many long ones
+    with long answers would fill the memory otherwise."""
+    size, many = 20_000_000, 6
+    gate = threading.Event()
+
+    def script(line: Line, request: Received) -> None:
+        line.send(SSE_HEAD, chunk(event("a")))
+        gate.wait(30)
+        line.send(chunk(event("b")), chunk(DONE), LAST_CHUNK)
+
+    here.backend.play(script)
+    before = here.memory("VmRSS")
+    request = ask_stream(image="QUJD" * (size // 4))
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(here.client(30.0)) for _ in range(many)]
+        for client in clients:
+            client.send(request)
+            client.read_until(event("a"))
+        assert here.gateway.state["held_bytes"] == 0
+        assert here.memory("VmRSS") - before < 1.5 * size / MIB
+        gate.set()
+        for client in clients:
+            client.read_until(event("b"))
+    here.settled()
 
 
 def test_s_bp_2_a_long_body_over_tls(tmp_path: Path) -> None:
