@@ -17,6 +17,7 @@ import socket
 import ssl
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,17 @@ SLOW = 300
 CAP = 16
 OVERLOAD = 5
 BODY_BYTES = 20_000_000
+ECHO = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    client, _ = server.accept()
+    client.recv(65536)
+    client.sendall(b"HTTP/1.1 503 Busy\\r\\n\\r\\n")
+    client.close()
+"""
+"""A process that does nothing but answer: what the machine takes by itself at that moment."""
 
 
 def rss_kib(target: Target) -> int:
@@ -155,16 +167,24 @@ def overload(stage: Stage, target: Target, seconds: float, scale: float) -> dict
     capacity = load(stage, target.port, f"-m small -c {CAP} -d {seconds} -w {CAP} -s {directive}")
     peak = capacity["ok"] / capacity["seconds"]
     refusals: list[float] = []
+    answers: list[float] = []
     ended = threading.Event()
+    echo = subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True)
+    assert echo.stdout is not None
+    echo_port = int(echo.stdout.readline())
+
+    def ask(port: int, raw: bytes, found: list[float]) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            begun = time.perf_counter()
+            sock.sendall(raw)
+            if sock.recv(65536).startswith(b"HTTP/1.1 503"):
+                found.append((time.perf_counter() - begun) * 1000)
 
     def probe() -> None:
         raw = request(stream_body(directive.replace(":", " "), "small"))
         while not ended.is_set():
-            with socket.create_connection(("127.0.0.1", target.port)) as sock:
-                begun = time.perf_counter()
-                sock.sendall(raw)
-                if sock.recv(65536).startswith(b"HTTP/1.1 503"):
-                    refusals.append((time.perf_counter() - begun) * 1000)
+            ask(target.port, raw, refusals)
+            ask(echo_port, raw, answers)
             time.sleep(0.05)
 
     prober = threading.Thread(target=probe)
@@ -173,7 +193,8 @@ def overload(stage: Stage, target: Target, seconds: float, scale: float) -> dict
     pressed = load(stage, target.port, f"-m small -c {int(rate)} -r {rate:.0f} -d {seconds} -s {directive}")
     ended.set()
     prober.join()
-    ranked = sorted(refusals)
+    echo.kill()
+    ranked, bare = sorted(refusals), sorted(answers)
     return {
         "capacity_per_s": peak,
         "offered_per_s": rate,
@@ -183,6 +204,8 @@ def overload(stage: Stage, target: Target, seconds: float, scale: float) -> dict
         "errors": pressed["errors"],
         "refusal_p50_ms": statistics.median(ranked) if ranked else None,
         "refusal_p99_ms": ranked[int(len(ranked) * 0.99)] if ranked else None,
+        "bare_p50_ms": statistics.median(bare) if bare else None,
+        "bare_p99_ms": bare[int(len(bare) * 0.99)] if bare else None,
         "wanted": {"goodput_share": 0.9, "refusal_p99_ms": 5},
     }
 

@@ -273,7 +273,15 @@ class Run:
                 "after_a_fifth": settled[0][1],
                 "last": self.samples[-1][1],
                 "most": max(sample[1] for sample in self.samples),
+                "by_fifth": [
+                    statistics.fmean(mib for at, mib, _, _ in self.samples if int(at * 5 / took_s) == fifth)
+                    for fifth in range(5)
+                ],
                 "slope_per_10_min": slope([(at, mib) for at, mib, _, _ in settled]) * 600,
+                "slope_per_10_min_of_the_second_half": slope(
+                    [(at, mib) for at, mib, _, _ in self.samples if at > took_s / 2]
+                )
+                * 600,
             },
             "descriptors": {
                 "fresh": fresh,
