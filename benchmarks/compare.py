@@ -33,6 +33,7 @@ JOBS: dict[str, tuple[str, str, str]] = {
     "flood": ("SSE event, as fast as it goes", "events", "-c 16 -n 96 -s [n=500:i=0:s=200]"),
     "request": ("1 KB request, saturated", "ok", "-c 16 -d 2 -w 50"),
     "request-rate": ("1 KB request at 200/s", "ok", "-c 32 -r 200 -d 3 -w 20"),
+    "event-few": ("SSE event, 20 streams at 20 ms", "events", "-c 20 -n 20 -s [n=100:i=20:s=200]"),
     "request-slow": ("1 KB request at 50/s", "ok", "-c 32 -r 50 -d 5 -w 10"),
     "request-32k": ("32 KB request, saturated", "ok", "-c 16 -d 2 -b 32768 -w 50"),
     "tls-event": ("SSE event over TLS", "events", "-t -c 100 -n 100 -s [n=200:i=20:s=200]"),
@@ -41,7 +42,17 @@ JOBS: dict[str, tuple[str, str, str]] = {
     "tls-resumed": ("resumed TLS handshake and a request", "ok", "-t -e -c 8 -d 3 -w 20"),
 }
 """What it is, what it is divided by, and the options of the load generator (``:`` for a blank)."""
-SHOWN = ("latency_p50", "latency_p99", "ttft_p50", "transit_p50", "transit_p99", "gap_p99")
+SHOWN = (
+    "latency_p50",
+    "added_latency_p50",
+    "latency_p99",
+    "ttft_p50",
+    "transit_p50",
+    "transit_p99",
+    "gap_p99",
+)
+ADDED = ("latency_p50", "latency_p99", "ttft_p50", "transit_p50", "transit_p99")
+"""What is told as well without the part that ``direct`` takes, when that is among the targets."""
 
 
 class _Time(ctypes.Structure):
@@ -130,6 +141,17 @@ def table(job: str, results: dict[str, dict[str, Any]]) -> Table:
     return shown
 
 
+def keep(found: dict[str, Any], out: Path | None) -> None:
+    """Write what was found, with the command and the machine, to ``out`` or to standard output."""
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    machine = f"{os.cpu_count()} CPUs, {platform.platform()}, Python {platform.python_version()}"
+    text = json.dumps({"command": command, "machine": machine, **found}, indent=1)
+    if out:
+        out.write_text(text + "\n")
+    else:
+        print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     targets = f"of {', '.join(TARGETS)}; the first is the measure"
@@ -168,21 +190,18 @@ def main() -> None:
         name: {job: summary(rounds, raw[first][job]) for job, rounds in told.items() if job in raw[first]}
         for name, told in raw.items()
     }
+    for jobs_of in results.values():
+        for job, told in jobs_of.items():
+            alone = results.get("direct", {}).get(job)
+            if alone is not None:
+                told |= {
+                    f"added_{each}": round(told[each] - alone[each], 1) for each in ADDED if each in told
+                }
     for (name, job), why in failed.items():
         results[name][job] = {"failed": why}
     for job in jobs:
         console.print(table(job, results))
-    whole = {
-        "command": " ".join(["python", "benchmarks/compare.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} CPUs, {platform.platform()}, Python {platform.python_version()}",
-        "rounds": options.rounds,
-        "results": results,
-    }
-    text = json.dumps(whole, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n")
-    else:
-        print(text)
+    keep({"rounds": options.rounds, "results": results}, options.out)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,13 @@ nginx in turn. One worker, keys, limits, metrics and access log on.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import compare
-from compare import Stage, Target, measure
+from compare import Stage, Target, keep, measure
 from inside import Rig, least_us
 from rich.console import Console
 from rich.progress import Progress
@@ -105,16 +101,7 @@ def main() -> None:
             ]
             shown.add_row(value, *cells)
         console.print(shown)
-    whole = {
-        "command": " ".join(["python", "benchmarks/curves.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} CPUs, {platform.platform()}, Python {platform.python_version()}",
-        "results": results,
-    }
-    text = json.dumps(whole, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n")
-    else:
-        print(text)
+    keep({"results": results}, options.out)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class Stage:
         build_tools(folder)
         self.certificate = ensure_certificate(folder)
         self.mock_port = free_port()
-        self.run("mock", [str(folder / "mock_server"), str(self.mock_port)], self.mock_port)
+        self.mock = self.run("mock", [str(folder / "mock_server"), str(self.mock_port)], self.mock_port)
 
     def run(self, name: str, command: list[str], *ports: int) -> subprocess.Popen[bytes]:
         """Start a program, and wait until it listens.
@@ -230,6 +230,11 @@ def llmgw_redis(stage: Stage, name: str) -> Target:
     return llmgw(stage, name, more=limiter)
 
 
+def direct(stage: Stage, name: str) -> Target:
+    """Nobody between: the mock server itself, for what the others add to its latency."""
+    return Target(name, stage.mock_port, stage.mock)
+
+
 def nginx(stage: Stage, name: str) -> Target:
     """nginx with one worker."""
     port, tls_port = free_port(), free_port()
@@ -303,6 +308,7 @@ def _program(name: str) -> str:
 
 
 TARGETS: dict[str, Callable[[Stage, str], Target]] = {
+    "direct": direct,
     "nginx": nginx,
     "haproxy": haproxy,
     "llmgw": llmgw,
