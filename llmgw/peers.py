@@ -210,7 +210,12 @@ class Peers:
             return
         now_s = self._clock()
         if self.heard_s is None or heard.others != self.others:
-            self.log.info("{others} other gateways share these backends", others=heard.others)
+            self.log.info(
+                "{others} other gateway{s} share{verb} these backends",
+                others=heard.others,
+                s="" if heard.others == 1 else "s",
+                verb="s" if heard.others == 1 else "",
+            )
         self.others = heard.others
         self.heard_s = now_s
         self._shares.take(heard.granted, heard.busy, heard.others, heard.short)

@@ -169,7 +169,7 @@ def test_a_wrong_name_is_told() -> None:
 
 def test_the_command(server: Server) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "llmgw.testing.faults", f"127.0.0.1:{port}", f"127.0.0.1:{server.port}"]
+    command = [sys.executable, "-m", "llmgw.testing", f"127.0.0.1:{port}", f"127.0.0.1:{server.port}"]
     process = subprocess.Popen([*command, "cut", "--at", "3"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

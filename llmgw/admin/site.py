@@ -342,6 +342,7 @@ class AdminSite(Site):
     """``twisted.web`` without its access log: the admin listener is for machines."""
 
     displayTracebacks = False
+    noisy = False  # or its start is told once more, by its repr
 
     def __init__(self, root: AdminRoot) -> None:
         super().__init__(root, requestFactory=AdminRequest, reactor=root.reactor)

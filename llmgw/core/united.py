@@ -77,8 +77,14 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _limit(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What two workers, each of which counts by itself, know of the same limit."""
+    """What two workers know of the same limit, which each counts by itself, or all of them together."""
     whole = dict(one)
+    if one.get("shared") and other.get("shared"):
+        whole["running"] = one["running"] + other["running"]
+        for unit in ("requests", "tokens"):
+            if unit in one and unit in other:
+                whole[unit] = min(one[unit], other[unit], key=lambda told: told["left"])
+        return whole
     for key in ("running", "concurrent"):
         if one[key] is not None and other[key] is not None:
             whole[key] = one[key] + other[key]

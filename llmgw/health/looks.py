@@ -118,6 +118,8 @@ def unanswered(fault: Exception) -> HealthReport:
     """The report of a look that got no answer."""
     if isinstance(fault, TimeoutError | error.TimeoutError):
         return HealthReport(alive=False, detail="no answer in time")
+    if isinstance(fault, error.ConnectionRefusedError):
+        return HealthReport(alive=False, refused=True, detail="nobody listens there (connection refused)")
     detail = one_line(str(fault)) or type(fault).__name__
     return HealthReport(alive=False, refused=isinstance(fault, error.ConnectError), detail=detail)
 

@@ -245,11 +245,15 @@ class RedisRateLimiter:
         charges.clear()
 
     def usage(self, subjects: Iterable[str], policies: Iterable[str]) -> list[dict[str, Any]]:
-        """How much of each limit is used, for people; as that of the limiter ``local``."""
+        """How much of each limit is used, for people; as that of the limiter ``local``.
+
+        ``shared`` is true while the store is asked: then ``left`` and ``limit`` are those of all gateways.
+        """
         now_s = self._clock()
         names = [(policy, subject) for policy in policies for subject in ("", *subjects)]
         found = ((name, self._ledgers.get(name)) for name in names)
-        return [ledger.picture(name[1], now_s) for name, ledger in found if ledger is not None]
+        shared = {"shared": not self._calls.alone}
+        return [ledger.picture(name[1], now_s) | shared for name, ledger in found if ledger is not None]
 
     # --- deciding ---
 

@@ -8,7 +8,7 @@ their fleet does before it happens by itself::
         ... ask proxy.url ...
         proxy.play(Fault())                           # well again
 
-    python -m llmgw.testing.faults 127.0.0.1:9000 127.0.0.1:8080 stall --at 300
+    python -m llmgw.testing 127.0.0.1:9000 127.0.0.1:8080 stall --at 300
 
 It works below HTTP, on the bytes of each connection from the server to the client;
 what the client sends passes untouched. It runs in threads of its own, so it
@@ -323,7 +323,7 @@ def main(arguments: list[str] | None = None) -> None:
     import argparse
 
     parser = argparse.ArgumentParser(
-        prog="python -m llmgw.testing.faults",
+        prog="python -m llmgw.testing",
         description="Stand before a server and break its connections on purpose.",
         epilog="\n".join(f"{name:12}{what}" for name, what in FAULTS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -346,7 +346,3 @@ def main(arguments: list[str] | None = None) -> None:
         with contextlib.suppress(KeyboardInterrupt):
             while time.monotonic() < end_s:
                 time.sleep(min(0.2, given.seconds))
-
-
-if __name__ == "__main__":
-    main()

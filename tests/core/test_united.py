@@ -95,6 +95,16 @@ def test_traffic_limits_and_names_of_all_workers() -> None:
     ]
 
 
+def test_a_limit_that_all_workers_count_together_is_not_added_up() -> None:
+    one = {"policy": "fair", "key": "k", "shared": True, "running": 1, "concurrent": 6}
+    two = {**one, "running": 2, "requests": {"left": 1, "limit": 9}}
+    one["requests"] = {"left": 3, "limit": 9}
+    whole = united([{"limits_used": [each]} for each in (one, two)])
+    assert whole["limits_used"] == [{**one, "running": 3, "requests": {"left": 1, "limit": 9}}]
+    alone = united([{"limits_used": [each]} for each in (one, {**two, "shared": False})])
+    assert alone["limits_used"][0]["requests"] == {"left": 4, "limit": 18}
+
+
 def test_loads_under_way_are_those_of_all_workers() -> None:
     waits = {"backend": None, "for_s": None, "expected_s": 9.0}
     runs = {"backend": "b0", "for_s": 1.0, "expected_s": 8.0}

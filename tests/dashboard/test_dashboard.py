@@ -140,6 +140,18 @@ def test_explain_shows_candidates_choice_and_who_was_left_out(
     assert "gpu-2 down" in told.locator("ul").inner_text()
 
 
+def test_explain_says_which_score_wins(fleet: Fleet, open_page: Callable[..., Any]) -> None:
+    page = open_page(fleet.url)
+
+    def heading() -> bool:
+        page.click("#explain >> text=Explain")
+        page.wait_for_selector("#explained .verdict")
+        return "Score, least wins" in page.locator("#explained thead").inner_text()
+
+    with fleet.busy(callers=2, tokens=50):  # until the servers are told apart
+        eventually(heading)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [("{", "400"), ('{"model": "none"}', "no such model: 'none'")],

@@ -179,7 +179,7 @@ def test_looking_is_for_subclasses() -> None:
 @pytest.mark.parametrize(
     ("fault", "report"),
     [
-        (error.ConnectionRefusedError(), (True, "Connection was refused by other side.")),
+        (error.ConnectionRefusedError(), (True, "nobody listens there (connection refused)")),
         (error.NoRouteError(113, "no route"), (True, "No route to host: 113: no route.")),
         (error.SSLError(string="bad"), (True, "An SSL error occurred: bad.")),
         (error.TimeoutError(), (False, "no answer in time")),

@@ -211,6 +211,7 @@ def test_what_is_used_is_shown_to_people() -> None:
     gate.ask(Cost(1, 5))
     [told] = gate.limiter.usage(["anna", "bert"], ["p", "q"])
     assert told["key"] == "anna"
+    assert told["shared"] is True
     assert told["running"] == 1
     assert told["requests"] == {"left": 9, "limit": 10}
     assert 95 <= told["tokens"]["left"] <= 99

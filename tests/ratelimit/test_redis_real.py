@@ -209,6 +209,26 @@ def test_places_are_shared_and_come_back_from_the_dead(
         client.close()
 
 
+def test_operators_see_what_is_left_of_each_limit_over_all_gateways(
+    redis_server: RedisServer, gateways: Callable[..., list[Gateway]]
+) -> None:
+    limit = '[[rate_limits]]\nname = "all"\nscope = "global"\nrequests_per_minute = 60\nburst_s = 60\n'
+    pair = gateways(2, LIMITER.format(url=redis_server.url) + limit)
+    for gateway in pair:
+        eventually(lambda gateway=gateway: gateway.state["store"]["up"])
+    assert [pair[number % 2].ask(post()).status for number in range(10)] == [200] * 10
+
+    def left(gateway: Gateway) -> int:
+        (told,) = gateway.state["limits_used"]
+        assert (told["policy"], told["key"], told["shared"]) == ("all", None, True)
+        assert told["requests"]["limit"] == 60
+        return int(told["requests"]["left"])
+
+    # What the other one holds in advance counts as used.
+    for gateway in pair:
+        eventually(lambda gateway=gateway: left(gateway) <= 52)
+
+
 def test_a_closed_limit_and_one_that_only_counts(
     redis_server: RedisServer, gateways: Callable[..., list[Gateway]]
 ) -> None:

@@ -3,6 +3,18 @@
 import { make, text, width } from "/assets/dom.js";
 import { figure, seconds } from "/assets/format.js";
 
+// Which scores win is the router's own affair; what it chose shows it.
+function winner({ candidates, choice }) {
+  const scores = candidates.map((each) => each.score);
+  const chosen = candidates.find((each) => each.backend === choice)?.score;
+  if (chosen == null || scores.some((score) => score == null)) return "";
+  const [least, most] = [Math.min(...scores), Math.max(...scores)];
+  // Routers take what is almost equal for equal.
+  const near = (one) => Math.abs(chosen - one) <= 0.1 * Math.abs(one);
+  if (near(least) === near(most)) return "";
+  return near(least) ? ", least wins" : ", most wins";
+}
+
 export class Explain {
   constructor(page) {
     this.page = page;
@@ -89,7 +101,7 @@ export class Explain {
         const plain = !each.why || each.why.startsWith("score ");
         return plain ? [figures] : [figures, make("tr", { class: "aside" }, make("td", { colspan: "4", class: "why" }, each.why))];
       });
-      const heads = ["Candidate", "Score", "In flight", "First token"];
+      const heads = ["Candidate", `Score${winner(said)}`, "In flight", "First token"];
       parts.push(make("div", { class: "scroll" }, make("table", { class: "candidates" }, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, ...rows.flat()))));
     }
     if (said.left_out.length) {
