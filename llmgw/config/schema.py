@@ -172,7 +172,7 @@ class RetryConfig(Struct, frozen=True):
 
     :param attempts: after the first one.
     :param ratio: retries over requests of the last ``window_s``.
-    :param floor: retries in flight that are always allowed.
+    :param floor: retries that may go beyond the share in one window, and as many at once.
     """
 
     attempts: Annotated[int, Rule(least=0, most=10)] = 2

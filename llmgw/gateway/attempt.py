@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 COLLECTED = frozenset({429, 500, 502, 503, 504})
 """A backend's answers that are read whole before it is decided who gets them."""
 ELSEWHERE = frozenset({429, 502, 503, 504})
+UNSENT = frozenset({"refused", "connect", "dns", "tls", "timeout_connect"})
+"""Faults before a connection stood: no backend has seen the request."""
 BUSY_MOST_S = 60.0
 SHORT_DEADLINE_S = 5.0
 LOADING_AGAIN_S = 2.0
@@ -67,6 +69,7 @@ class Failed:
     :ivar error: what the client gets if nothing better comes.
     :ivar answer: the backend's own answer, passed on in place of ``error``.
     :ivar exact_tokens: the prompt's length by the backend's word, which was too much for it.
+    :ivar unsent: no backend has seen the request, so the next attempt adds nothing to what they get.
     """
 
     def __init__(
@@ -74,10 +77,13 @@ class Failed:
         error: GatewayError,
         answer: tuple[ResponseHead, bytes] | None = None,
         exact_tokens: int | None = None,
+        *,
+        unsent: bool = False,
     ) -> None:
         self.error = error
         self.answer = answer
         self.exact_tokens = exact_tokens
+        self.unsent = unsent
 
 
 class Attempt:
@@ -150,7 +156,7 @@ class Attempt:
         except UpstreamFault as fault:
             ok, reason = self._verdict(fault)
             lease.finish(gateway.clock(), ok, reason, refused=reason == "refused")
-            return Failed(self._error(fault))
+            return Failed(self._error(fault), unsent=reason in UNSENT)
         except CancelledError:
             lease.finish(gateway.clock(), ok=True, reason="client_gone")
             raise

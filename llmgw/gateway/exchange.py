@@ -275,6 +275,7 @@ class Exchange:
                 self._give_up(failed)
                 return
             gateway.metrics.retried(failed.error.code)
+            counted = not failed.unsent
             pause_s = backoff_s(self.account.attempts, gateway.dice, retry.backoff_min_s, retry.backoff_max_s)
             try:
                 await deferLater(gateway.reactor, pause_s)
@@ -286,7 +287,8 @@ class Exchange:
                     return
                 failed = await self._attempt(choice, outgoing, request, now_s, until_s)
             finally:
-                gateway.budget.done()
+                if counted:
+                    gateway.budget.done()
 
     def _choose(
         self, request: Request, tried: frozenset[str], now_s: float, exact_tokens: int | None = None
@@ -335,7 +337,8 @@ class Exchange:
         self, failed: Failed, request: Request, tried: frozenset[str], now_s: float, until_s: float
     ) -> bool:
         """Whether another backend is asked: somebody still waits and was sent nothing, there
-        is one, and the budget allows it."""
+        is one, and the budget allows it. Where nobody has seen the request there is nothing to
+        be counted: a backend that is gone must cost no answer while another is there."""
         gateway, error = self.gateway, failed.error
         if not self._may_go_on(failed, until_s):
             return False
@@ -343,7 +346,7 @@ class Exchange:
             gateway.fleet.candidates(request, now_s, exclude=tried, exact_tokens=failed.exact_tokens)
         except GatewayError:
             return False
-        if not gateway.budget.take(now_s):
+        if not failed.unsent and not gateway.budget.take(now_s):
             error.should_retry = False
             return False
         return True

@@ -223,6 +223,8 @@ class Gateway:
             self.fleet.candidates(exchange.request, now_s, exclude=frozenset(exchange.asked))
         except GatewayError:
             return False
+        if reason == "refused":  # nobody has seen the request
+            return True
         exchange.budgeted = self._budget.take(now_s)
         return exchange.budgeted
 

@@ -553,6 +553,26 @@ backoff_max_s = 0.002
         assert here.count("llmgw_retries_total") == asked - requests
 
 
+def test_a_backend_that_is_gone_costs_no_answer(tmp_path: Any) -> None:
+    """However few the requests, and with no budget for retries: nobody has seen those that went elsewhere."""
+    gone = f'[[backends]]\nid = "gone"\nurl = "http://127.0.0.1:{free_port()}"\nmodels = ["m"]\n'
+    config = """
+[router]
+plugin = "round-robin"
+[retry]
+ratio = 0.0
+floor = 0
+backoff_min_s = 0.001
+backoff_max_s = 0.002
+"""
+    with scene(tmp_path, STEADY + config, tables=gone, a='models = ["m"]') as here:
+        here.play(answer_completion)
+        ids = [request_id() for _ in range(8)]
+        assert [here.ask(ask_whole(id=id)).status for id in ids] == [200] * 8
+        assert sum(here.line(id)["attempts"] for id in ids) >= 12
+        assert sum(here.asked().values()) == 8
+
+
 # --- deadlines ---------------------------------------------------------------------
 
 
