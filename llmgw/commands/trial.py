@@ -148,6 +148,11 @@ def trial_of(values: Mapping[str, Any]) -> Trial:
     picture: Path | None = values["picture"]
     if picture is not None and picture.suffix.lstrip(".").lower() not in plot.FORMATS:
         raise click.BadParameter(f"must end in .{' or .'.join(plot.FORMATS)}", param_hint="--plot")
+    if picture is not None:
+        try:
+            import matplotlib.figure  # noqa: F401  # told now, and not after minutes
+        except ImportError as error:
+            raise click.ClickException(f"--plot: {error}; pip install 'llmgw[plot]'") from None
     with told():
         fleet, name = _fleet(values["fleet"], values["fleet_from"], values["token_file"])
         given = tuple(map(_router, values["routers"]))
@@ -215,11 +220,8 @@ def run(
         _print(trial, rows, about, logged)
     if trial.picture is not None:
         title = f"{about['name']}, {workload.size} requests, fleet {trial.fleet_name}"
-        try:
-            with told():
-                plot.draw(results, str(trial.picture), title)
-        except ModuleNotFoundError as error:
-            raise click.ClickException(f"--plot: {error}; pip install 'llmgw[plot]'") from None
+        with told():
+            plot.draw(results, str(trial.picture), title)
         click.echo(f"Picture: {trial.picture}", err=True)
 
 
