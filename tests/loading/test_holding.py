@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Gateway, Scripted, chat_body, eventually, json_response, post
@@ -99,6 +100,23 @@ def test_s_swp_2_a_failed_load_releases_all_with_its_reason(scene: Scene) -> Non
     assert scene.brain.loads.count("broken") == 1, "the failure is remembered"
     assert states(gateway)["broken"] == "failed"
     assert metrics(gateway)['llmgw_model_loads_total{backend="b0",model="broken",outcome="failed"}'] == 1
+
+
+def test_s_swp_3_every_refusal_has_a_body_and_a_line_in_the_log(scene: Scene) -> None:
+    gateway = scene.gateway
+    for number, (model, status) in enumerate((("broken", 503), ("nobody-has-this", 404), ("", 400)) * 2):
+        body = chat_body(model) if model else b""
+        answer = gateway.ask(post(body=body, headers=f"x-request-id: swap-{number}\r\n"))
+        assert (answer.status, answer.get("content-type")) == (status, "application/json; charset=utf-8")
+        assert answer.json["error"]["message"]
+        line = eventually(lambda number=number: logged(gateway, f"swap-{number}"))
+        assert (line["status"], line["outcome"]) == (status, answer.json["error"]["code"])
+
+
+def logged(gateway: Gateway, id: str) -> dict[str, Any] | None:
+    """The access line of a request."""
+    lines = map(json.loads, (gateway.folder / "access.log").read_text().splitlines())
+    return next((line for line in lines if line["id"] == id), None)
 
 
 def test_a_client_that_leaves_is_forgotten_and_the_load_goes_on(scene: Scene) -> None:

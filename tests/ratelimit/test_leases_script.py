@@ -147,7 +147,7 @@ def test_what_is_no_bucket_counts_as_a_full_one(redis_server: RedisServer) -> No
     assert Caller(redis_server).bucket("b", need=1.0, head=1.0)[:2] == (1, 99)
 
 
-def test_a_clock_set_back_adds_nothing_and_harms_nothing(redis_server: RedisServer) -> None:
+def test_s_red_4_a_clock_set_back_adds_nothing_and_harms_nothing(redis_server: RedisServer) -> None:
     redis_server.ask("SET", "b", "50.0 9000000000000000 1.0")
     one = Caller(redis_server)
     assert one.bucket("b")[1] == 50

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import greenlet
 import pytest
+from fake_time import WallClock
 from harness import Gateway, Scripted, backend_table, chat_body, eventually, gateway_with, post
 from pytest_twisted import blockon, ensureDeferred
 from redis_servers import RedisServer
@@ -125,12 +126,13 @@ def gateways(tmp_path: Path, backend: Scripted) -> Iterator[Callable[..., list[G
     """Starts gateways of one configuration before one backend."""
     running: list[Gateway] = []
 
-    def start(count: int, config: str) -> list[Gateway]:
+    def start(count: int, config: str, environment: dict[str, str] | None = None) -> list[Gateway]:
         for _ in range(count):
             folder = tmp_path / f"g{len(running)}"
             folder.mkdir()
             table = backend_table(backend, more='models = ["m"]\nmax_connections = 100')
-            running.append(Gateway(folder, config + '[log]\naccess = ""\n' + table))
+            text = config + '[log]\naccess = ""\n' + table
+            running.append(Gateway(folder, text, environment=environment))
         return running[-count:]
 
     yield start
@@ -176,6 +178,24 @@ def test_gateways_share_one_limit(redis_server: RedisServer, gateways: Callable[
     for gateway in pair:
         eventually(lambda gateway=gateway: metric(gateway, "llmgw_limiter_degraded") == 0)
         assert gateway.ask(post()).status == 429  # they remember
+
+
+def test_s_red_4_gateways_of_unlike_clocks_keep_one_limit(
+    redis_server: RedisServer, gateways: Callable[..., list[Gateway]], tmp_path: Path
+) -> None:
+    clock = WallClock(tmp_path)
+    clock.set("+3")
+    limit = "[[rate_limits]]\nrequests_per_minute = 60\nburst_s = 10\n"
+    config = LIMITER.format(url=redis_server.url) + limit
+    pair = gateways(1, config) + gateways(1, config, clock.environment)
+    for gateway in pair:
+        eventually(lambda gateway=gateway: gateway.state["store"]["up"])
+    assert 2 < pair[1].state["at"] - pair[0].state["at"] < 5
+    begun = time.monotonic()
+    allowed = 0
+    while time.monotonic() - begun < 2.0:
+        allowed += sum(gateway.ask(post()).status == 200 for gateway in pair)
+    assert 10 <= allowed <= 10 + (time.monotonic() - begun) + 1
 
 
 def test_places_are_shared_and_come_back_from_the_dead(

@@ -77,7 +77,9 @@ async def test_commands_and_scripts(redis_server: RedisServer, stores: Callable[
 
 
 @ensureDeferred
-async def test_a_lost_script_is_sent_again(redis_server: RedisServer, stores: Callable[..., Store]) -> None:
+async def test_s_red_2_a_lost_script_is_sent_again(
+    redis_server: RedisServer, stores: Callable[..., Store]
+) -> None:
     store = stores(url=redis_server.url)
     await until(lambda: store.up)
     await store.run(ADD, ["n"], [1])
@@ -147,7 +149,7 @@ async def test_a_dead_server_fails_at_once_and_comes_back(
 
 
 @ensureDeferred
-async def test_a_server_that_stands_still_is_given_up_after_three_answers(
+async def test_s_red_1_a_server_that_stands_still_is_given_up_after_three_answers(
     redis_server: RedisServer, stores: Callable[..., Store]
 ) -> None:
     store = stores(url=redis_server.url, op_s=0.05, connect_s=0.25)
@@ -165,7 +167,7 @@ async def test_a_server_that_stands_still_is_given_up_after_three_answers(
 
 
 @ensureDeferred
-async def test_late_answers_do_not_come_to_the_wrong_question(
+async def test_s_red_3_late_answers_do_not_come_to_the_wrong_question(
     redis_server: RedisServer, stores: Callable[..., Store]
 ) -> None:
     store = stores(url=redis_server.url)
@@ -183,7 +185,7 @@ async def test_late_answers_do_not_come_to_the_wrong_question(
 
 
 @ensureDeferred
-async def test_sentinel_tells_the_master_and_its_successor(
+async def test_s_red_3_sentinel_tells_the_master_and_its_successor(
     redis_servers: Callable[..., Any], stores: Callable[..., Store]
 ) -> None:
     master = redis_servers()
@@ -208,7 +210,7 @@ async def test_sentinel_tells_the_master_and_its_successor(
 
 
 @ensureDeferred
-async def test_a_master_that_became_a_replica_is_left(
+async def test_s_red_3_a_master_that_became_a_replica_is_left(
     redis_servers: Callable[..., Any], stores: Callable[..., Store]
 ) -> None:
     master, other = redis_servers(), redis_servers()
