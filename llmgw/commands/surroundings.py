@@ -168,7 +168,9 @@ def _unreachable(where: str, backend: BackendConfig, error: OSError) -> Finding:
         what, cure = f"no TLS there ({reason.reason})", "Use http://, or the port that speaks TLS"
     elif isinstance(reason, TimeoutError):
         what = f"no answer within {WITHIN_S:g} s"
-        cure = "Check the address and firewalls; does the server listen on more than loopback (--host)?"
+        cure = "Check the address and firewalls, and that the server listens on more than loopback (--host)"
+        if backend.url.startswith("https:"):
+            cure += "; use http:// where it speaks no TLS"
     else:
         what, cure = str(getattr(reason, "strerror", None) or reason), "Check host and port"
     return Finding(where, f"{backend.id} at {backend.url} cannot be reached: {what}", cure)
