@@ -31,7 +31,7 @@ from llmgw.core.json_rules import (
     find_members,
     read_members,
 )
-from llmgw.errors import InvalidRequest
+from llmgw.errors import InvalidRequest, ModelNotFound
 
 __all__ = [
     "REMOVE",
@@ -88,7 +88,7 @@ _COMMON = frozenset((*OUTPUT_LIMITS, "stream", "stream_options"))
 _RARE = frozenset((*SESSIONS, *_CHOICES, "return_tokens"))
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
-_OPEN_BRACE, _OPEN_BRACKET = b"{["
+_OPEN_BRACE, _OPEN_BRACKET, _DOUBLE_QUOTE = b'{["'
 _ANY_NUMBER = sys.maxsize
 """Of objects: lists must be short enough whatever else the body holds."""
 _MESSAGES = b'"messages":'
@@ -249,13 +249,20 @@ def _model(raw: msgspec.Raw | None, most: int, required: bool) -> str:
         if required:
             raise InvalidRequest("'model' is missing", param="model")
         return ""
-    # One character takes at most 12 bytes (two escapes): no need to decode more.
-    model = _string(raw) if len(raw) <= 12 * most + 2 else "x" * (most + 1)
+    if len(raw) > 12 * most + 2 and memoryview(raw)[0] == _DOUBLE_QUOTE:
+        # One character takes at most 12 bytes (two escapes): no need to decode more.
+        raise no_such_model(bytes(memoryview(raw)[1 : most + 1]).decode(errors="replace"))
+    model = _string(raw)
     if not model:
         raise InvalidRequest("'model' must be a string that is not empty", param="model")
     if len(model) > most:
-        raise InvalidRequest(f"'model' has more than {most} characters", param="model")
+        raise no_such_model(model)
     return model
+
+
+def no_such_model(name: str) -> ModelNotFound:
+    """What is told of a name that nobody serves, such as one that is longer than any may be."""
+    return ModelNotFound(f"no such model: {name[:256]!r}", param="model")
 
 
 def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: bytes, opened: int) -> None:

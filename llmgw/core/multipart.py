@@ -22,7 +22,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from llmgw.core.body import Ask, BodyLimits
+from llmgw.core.body import Ask, BodyLimits, no_such_model
 from llmgw.errors import InvalidRequest
 
 MOST_PARTS = 64
@@ -70,7 +70,7 @@ def read_multipart(body: bytes, content_type: str, *, require_model: bool = True
         if not model:
             raise InvalidRequest("'model' must not be empty", param="model")
         if len(model) > _LIMITS.model_chars:
-            raise InvalidRequest(f"'model' has more than {_LIMITS.model_chars} characters", param="model")
+            raise no_such_model(model)
     elif require_model:
         raise InvalidRequest("the form field 'model' is missing", param="model")
     part = _only(parts, b"stream")
@@ -104,9 +104,11 @@ def _only(parts: list[_Part], name: bytes) -> _Part | None:
 
 
 def _text(body: bytes, part: _Part, name: str) -> str:
-    # Longer ones are cut amid the text, but not before they are too long.
+    most = part.start + 4 * _LIMITS.model_chars + 4
+    if part.end > most:  # too long whatever it is, and maybe cut amid a character
+        return body[part.start : most].decode(errors="replace")
     try:
-        return body[part.start : min(part.end, part.start + 4 * _LIMITS.model_chars + 4)].decode()
+        return body[part.start : part.end].decode()
     except UnicodeDecodeError:
         raise InvalidRequest(f"the form field '{name}' is not UTF-8", param=name) from None
 

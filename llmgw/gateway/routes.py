@@ -74,8 +74,10 @@ ROUTES: dict[str, Route] = {
     route.path: route
     for route in [
         *_post("/v1/chat/completions", "/chat/completions", dialect="chat", assembled=True),
-        *_post("/v1/completions", dialect="completion", assembled=True),
-        *_post("/completion", "/completions", dialect="native", assembled=True, needs_model=False),
+        *_post("/v1/completions", dialect="completion", assembled=True, exempt=True),
+        *_post(
+            "/completion", "/completions", dialect="native", assembled=True, exempt=True, needs_model=False
+        ),
         *_post("/infill", dialect="native", assembled=True, needs_model=False),
         *_post("/v1/embeddings", "/embeddings", dialect="embedding", exempt=True),
         *_post("/embedding", dialect="embedding", exempt=True, needs_model=False),

@@ -255,12 +255,32 @@ def test_s_mod_2_an_unknown_model(gateway: Gateway, received: list[Received]) ->
     assert "\n" not in answer.json["error"]["message"]
     assert len(answer.json["error"]["message"]) < 400
     assert answer.json["error"]["param"] == "model"
-    assert_error(gateway.ask(post(body=chat_body("y" * 10_000))), 400, "invalid_request", about="model")
+    for long in ("y" * 257, "y" * 10_000, "模" * 5000, "y" * 5_000_000):
+        answer = gateway.ask(post(body=chat_body(long)))
+        assert_error(answer, 404, "model_not_found")
+        assert 200 < len(answer.json["error"]["message"]) < 600
     assert received == []
     metrics = gateway.admin("/metrics")[1]
     assert b"<script" not in metrics
     assert b"yyyy" not in metrics
     assert all(set(backend["breakers"]) <= set(NAMES) for backend in gateway.state["backends"])
+
+
+def test_a_long_prompt_of_token_numbers_is_no_bomb(gateway: Gateway, received: list[Received]) -> None:
+    """Its commas are no structure, wherever a prompt may be given so."""
+    numbers = b",".join([b"7"] * 150_000)
+    for path, member in (
+        ("/v1/completions", b"prompt"),
+        ("/completion", b"prompt"),
+        ("/completions", b"prompt"),
+        ("/v1/embeddings", b"input"),
+        ("/detokenize", b"tokens"),
+    ):
+        body = b'{"model":"m","%b":[%b]}' % (member, numbers)
+        assert gateway.ask(post(path, body)).status == 200
+        assert received[-1].body == body
+    flat = b'{"model":"m","messages":[],"x":[%b]}' % numbers
+    assert_error(gateway.ask(post("/v1/chat/completions", flat)), 400, "invalid_request")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from llmgw.core.json_rules import (
     read_members,
     shape_steps,
 )
-from llmgw.errors import InvalidRequest
+from llmgw.errors import InvalidRequest, ModelNotFound
 
 
 @pytest.fixture
@@ -225,8 +225,7 @@ def test_tokens_are_estimated_as_bytes_by_three_and_a_half(size, tokens):
         (b'{"model":""}', "empty", "model"),
         (b'{"model":["m"]}', "string", "model"),
         (b'{"model":7}', "string", "model"),
-        (b'{"model":"%b"}' % (b"x" * 257), "256", "model"),
-        (b'{"model":"%b"}' % (b"x" * 9999), "256", "model"),
+        (b'{"model":[%b0]}' % (b"0," * 9999), "string", "model"),
         (b'{"model":"m"', "byte 12", None),
         (b'{"model":"m",}', "byte 13", None),
         (b'{"model":"m"}x', "trailing", None),
@@ -524,7 +523,7 @@ def test_few_and_many_escapes_are_read_alike():
 def outcome(body, limits, *, require_model=True, exempt=False):
     try:
         return read_json(body, limits, require_model=require_model, exempt=exempt)
-    except InvalidRequest as error:
+    except (InvalidRequest, ModelNotFound) as error:
         return error.message, error.param
 
 
@@ -659,7 +658,20 @@ def test_short_cuts_change_no_verdict_at_their_edges(body):
 def test_limits_are_remembered_with_what_they_allowed():
     body = b'{"model":"long-name","messages":[{}]}'
     assert read_json(body).model == "long-name"
-    assert "more than 4" in refused(body, limits=BodyLimits(model_chars=4)).message
+    with pytest.raises(ModelNotFound):
+        read_json(body, BodyLimits(model_chars=4))
+
+
+@pytest.mark.parametrize(
+    "name", [b"x" * 257, b"x" * 9999, "模".encode() * 257, b"\\u6a21" * 257, b"\\ud83d\\ude00" * 257]
+)
+def test_a_name_longer_than_any_is_one_that_nobody_serves(name):
+    """As S-MOD-2 wants it: 404, and of the name only so much that it can be known again."""
+    with pytest.raises(ModelNotFound) as caught:
+        read_json(b'{"model":"%b"}' % name)
+    assert caught.value.param == "model"
+    assert 256 < len(caught.value.message) < 600
+    assert "257" not in caught.value.message
 
 
 @pytest.mark.parametrize("count", [3, 24, 25, 200])
