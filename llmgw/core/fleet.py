@@ -23,13 +23,12 @@ from math import inf
 from random import Random
 from typing import Any
 
-from msgspec import Struct
-
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.hold import LOAD_S
 from llmgw.core.lease import Lease
-from llmgw.core.member import CHECK_S, NO_LIMIT, Down, Member, Standing
+from llmgw.core.member import CHECK_S, Down, Member, Standing
 from llmgw.core.picture import picture
+from llmgw.core.pools import Pool, Pools
 from llmgw.core.retry import retry_after
 from llmgw.core.spec import BackendSpec
 from llmgw.core.stock import Stock
@@ -51,23 +50,6 @@ from llmgw.values import (
 )
 
 __all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing"]
-
-
-class _Pool(Struct):
-    """The members of one model.
-
-    :param members: those that do not drain.
-    :param widest: the largest window among them.
-    :param known: the largest window, draining members included.
-    :param cold: some member that does not drain could load it, and has not.
-    :param slotted: some member knows how many slots the model has there.
-    """
-
-    members: tuple[Member, ...]
-    widest: int
-    known: int
-    cold: bool = False
-    slotted: bool = False
 
 
 class Fleet:
@@ -95,9 +77,7 @@ class Fleet:
         self._dice = dice
         self._members: dict[str, Member] = {}
         self._served = False
-        self._models: dict[str, tuple[str, ...]] = {}
-        self._pools: dict[str, _Pool] = {}
-        self._any_name: _Pool | None = None
+        self._pools = Pools(self._members)
 
     # --- who is there -------------------------------------------------------------
 
@@ -155,7 +135,7 @@ class Fleet:
         if member is None:
             return
         if member.report(report, now_s):
-            self._index()
+            self._pools.note(backend_id)
         if self.observe is not None:
             self.observe(HealthChanged(backend_id, now_s, report))
         if self.freed is not None:
@@ -184,25 +164,25 @@ class Fleet:
 
         :param now_s: not used; the answer does not depend on time.
         """
-        return dict(self._models)
+        return self._pools.ids()
 
     def knows(self, model: str) -> bool:
         """Some backend has told, or its settings say, that it has the model."""
-        return model in self._models
+        return self._pools.knows(model)
 
     def serves(self, model: str) -> bool:
         """Some backend has the model, or has not told yet what it has."""
-        return model in self._pools or self._any_name is not None
+        return self._pools.serves(model)
 
     def cold(self, model: str) -> bool:
         """Some backend could load ``model``, and has not."""
-        pool = self._pools.get(model)
+        pool = self._pools.of(model)
         return pool is not None and pool.cold
 
     def prospect(self, model: str, now_s: float) -> Standing | None:
         """The best that any of its takers can say: ready (or full, or in a pause), or
         loading; ``None`` when all are out, or there are none."""
-        pool = self._pools.get(model, self._any_name)
+        pool = self._pools.of(model)
         members = () if pool is None else pool.members
         standings = [member.standing(model, now_s, len(members) == 1) for member in members]
         if Standing.READY in standings or Standing.BUSY in standings:
@@ -211,13 +191,13 @@ class Fleet:
 
     def takers(self, model: str) -> Sequence[Member]:
         """Those that take requests for ``model`` whenever they can: not drained, not removed."""
-        pool = self._pools.get(model, self._any_name)
+        pool = self._pools.of(model)
         return () if pool is None else pool.members
 
     def fits(self, member: Member, request: Request) -> bool:
         """Whether the window of ``member``, one of its model's :meth:`takers`, is large
         enough, as :meth:`candidates` sees it."""
-        pool = self._pools.get(request.model, self._any_name)
+        pool = self._pools.of(request.model)
         return pool is not None and member.window >= min(request.prompt_tokens, pool.widest)
 
     def candidates(
@@ -241,7 +221,7 @@ class Fleet:
         """
         self.heard_s = now_s
         model = request.model
-        pool = self._pools.get(model, self._any_name)
+        pool = self._pools.ready.get(model) or self._pools.of(model)
         if pool is None:
             raise self._unknown(model)
         need = request.prompt_tokens if exact_tokens is None else exact_tokens
@@ -296,7 +276,7 @@ class Fleet:
 
     def room(self, member: Member, model: str) -> tuple[bool, bool]:
         """For leases: is ``member`` its pool's only one, and may it be ejected."""
-        pool = self._pools.get(model, self._any_name)
+        pool = self._pools.of(model)
         if pool is None or member not in pool.members:
             return False, True
         size = len(pool.members)
@@ -317,23 +297,9 @@ class Fleet:
 
     def _changed(self, backend_id: str) -> None:
         """Who serves what may be different now."""
-        self._index()
+        self._pools.note(backend_id)
         if self.freed is not None:
             self.freed(backend_id)
-
-    def _index(self) -> None:
-        present = [member for member in self._members.values() if not member.removed]
-        names: dict[str, list[str]] = {}
-        for member in present:
-            for name in member.models or ():
-                names.setdefault(name, []).append(member.spec.id)
-        self._models = {name: tuple(ids) for name, ids in sorted(names.items())}
-        self._pools = {
-            name: _pool([m for m in present if m.models is None or name in m.models], name)
-            for name in self._models
-        }
-        silent = [member for member in present if member.models is None]
-        self._any_name = _pool(silent) if silent else None
 
     def _standing_ready(self, members: Sequence[Member], model: str, now_s: float) -> list[Member]:
         """Those who may be asked, and in panic those who are merely ejected."""
@@ -359,7 +325,7 @@ class Fleet:
         return ModelNotFound(f"The model {model!r} does not exist.", param="model")
 
     def _nobody(
-        self, model: str, untried: list[Member], takers: Sequence[Member], pool: _Pool, now_s: float
+        self, model: str, untried: list[Member], takers: Sequence[Member], pool: Pool, now_s: float
     ) -> GatewayError:
         """Why none of ``untried`` can be had, with the time until the first one might be."""
         alone = len(pool.members) == 1
@@ -386,15 +352,3 @@ class Fleet:
         else:
             what, text, wait_s = NoBackend, f"No backend of model {model!r} can be reached now.", min(back)
         return what(text, retry_after_s=retry_after(wait_s, self._dice))
-
-
-def _pool(members: list[Member], name: str = "") -> _Pool:
-    present = [member for member in members if not member.draining]
-    takers = tuple(member for member in present if not member.is_cold(name))
-    return _Pool(
-        takers,
-        max((member.window for member in takers), default=NO_LIMIT),
-        max(member.window for member in members),
-        cold=len(takers) < len(present),
-        slotted=any(member.stock is not None and name in member.stock.slots for member in takers),
-    )

@@ -88,6 +88,7 @@ class Member:
     :ivar window: context length, :data:`NO_LIMIT` if not known.
     :ivar room: most requests in flight from this gateway: the cap, or its share of it.
     :ivar view: ``profile.view``.
+    :ivar models: names it serves, ``None`` while not known.
     :ivar quiet: nothing is wrong or warming up.
     """
 
@@ -115,6 +116,7 @@ class Member:
         "kind",
         "leases",
         "loading_until_s",
+        "models",
         "profile",
         "quiet",
         "removed",
@@ -154,19 +156,10 @@ class Member:
         self._context: int | None = None
         self.role: str | None = None
         self.stock: Stock | None = None
+        self.models: tuple[str, ...] | None
         self.configure(spec)
 
     # --- what is known ------------------------------------------------------------
-
-    @property
-    def models(self) -> tuple[str, ...] | None:
-        """Names it serves, ``None`` while not known. Configured ones win; those that it
-        could load count too."""
-        if self.spec.models is not None:
-            return self.spec.models
-        if self.stock is None:
-            return self._models
-        return tuple(dict.fromkeys((*(self._models or ()), *self.stock.names)))
 
     def configure(self, spec: BackendSpec) -> None:
         """Take over settings, keeping what was learnt."""
@@ -185,7 +178,7 @@ class Member:
             labels=spec.labels,
             profile=self.view,
         )
-        models = self.models
+        self.models = models = self._known_models()
         self._named = models is not None
         if models is not None:
             self.breakers = {name: kept for name, kept in self.breakers.items() if name in models}
@@ -345,6 +338,14 @@ class Member:
         return before != (self.models, self.window)
 
     # --- inside -------------------------------------------------------------------
+
+    def _known_models(self) -> tuple[str, ...] | None:
+        """Configured ones win; those that it could load count too."""
+        if self.spec.models is not None:
+            return self.spec.models
+        if self.stock is None:
+            return self._models
+        return tuple(dict.fromkeys((*(self._models or ()), *self.stock.names)))
 
     def _key(self, model: str) -> str:
         return model if self._named else ""
