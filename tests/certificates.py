@@ -55,6 +55,7 @@ def issue(folder: Path) -> Files:
         certificate(authority, keys[0])
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(keys[0].public_key()), critical=False)
         .sign(keys[0], hashes.SHA256())
     )
     names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
@@ -63,6 +64,10 @@ def issue(folder: Path) -> Files:
         certificate(x509.Name([]), keys[1])
         .add_extension(x509.SubjectAlternativeName(names), critical=True)
         .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        # Without it Python's own clients refuse the certificate from 3.13 on.
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(keys[0].public_key()), critical=False
+        )
         .sign(keys[0], hashes.SHA256())
     )
     files.authority.write_bytes(root.public_bytes(serialization.Encoding.PEM))

@@ -143,7 +143,7 @@ def test_nobody_at_the_url_is_one_line():
         pass
     result = run("simulate", *QUICK, "--fleet-from", url)
     assert result.exit_code == 1
-    assert "refused" in result.stderr
+    assert "nobody listens there" in result.stderr
 
 
 @pytest.mark.parametrize(
