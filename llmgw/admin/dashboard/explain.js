@@ -98,7 +98,7 @@ export class Explain {
           make("td", {}, seconds(each.ttft_s)),
         );
         // What a router says of one candidate alone is worth a line when it is more than the score.
-        const plain = !each.why || each.why.startsWith("score ");
+        const plain = !each.why || /^\w+ [\d.e+-]+( s)?, \w+ of 1$/.test(each.why);
         return plain ? [figures] : [figures, make("tr", { class: "aside" }, make("td", { colspan: "4", class: "why" }, each.why))];
       });
       const heads = ["Candidate", `Score${winner(said)}`, "In flight", "First token"];
