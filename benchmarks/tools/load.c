@@ -38,7 +38,7 @@ struct samples {
 struct conn {
   int fd;
   enum state state;
-  int status, chunked, counts;
+  int status, chunked, counts, offered;
   long left; /* of the body, -1: the head is not here yet */
   int64_t due, began, first, last;
   size_t used, sent;
@@ -47,7 +47,7 @@ struct conn {
 };
 
 static int port, streams, tls, once, resume, poller, count_conns = 16, busy;
-static long want = -1, warm, started, finished, ok, bad, errors, events, connects, resumed, body_size = 1000;
+static long want = -1, warm, started, finished, ok, bad, errors, events, connects, offered, resumed, body_size = 1000;
 static double rate, seconds = 2;
 static char *request, *directive = "";
 static size_t request_size;
@@ -231,7 +231,9 @@ static void ready(struct conn *c, uint32_t what) {
       c->ssl = SSL_new(context);
       SSL_set_fd(c->ssl, c->fd);
       SSL_set_connect_state(c->ssl);
-      if (resume && session) SSL_set_session(c->ssl, session);
+      /* One whose connection ended badly for OpenSSL's own client is worth nothing, and not offered. */
+      c->offered = resume && session && SSL_SESSION_is_resumable(session);
+      if (c->offered) SSL_set_session(c->ssl, session);
     }
   }
   if (c->state == SHAKING) {
@@ -241,7 +243,10 @@ static void ready(struct conn *c, uint32_t what) {
       if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) failed(c);
       return;
     }
-    if (started >= warm) note(&handshake, now_ns() - c->began), resumed += SSL_session_reused(c->ssl);
+    if (started >= warm) {
+      note(&handshake, now_ns() - c->began);
+      offered += c->offered, resumed += SSL_session_reused(c->ssl);
+    }
     c->state = IDLE;
     return;
   }
@@ -347,8 +352,8 @@ int main(int argc, char **argv) {
     if (rate && !n) usleep(50);
   }
   double took = (now_ns() - begun) / 1e9;
-  printf("{\"ok\": %ld, \"bad\": %ld, \"errors\": %ld, \"unfinished\": %d, \"events\": %ld, \"seconds\": %.4f, \"connects\": %ld, \"resumed\": %ld",
-         ok, bad, errors, busy, events, took, connects, resumed);
+  printf("{\"ok\": %ld, \"bad\": %ld, \"errors\": %ld, \"unfinished\": %d, \"events\": %ld, \"seconds\": %.4f, \"connects\": %ld, \"offered\": %ld, \"resumed\": %ld",
+         ok, bad, errors, busy, events, took, connects, offered, resumed);
   told("latency", &latency), told("ttft", &ttft), told("gap", &gap), told("transit", &transit), told("handshake", &handshake);
   printf("}\n");
   return 0;
