@@ -1,7 +1,8 @@
 """Who of those who wait for a slot goes next, and who should rather wait on.
 
-The gateway keeps the line (``[admission] max_wait_s``); a router only learns that
-there is one by being asked for an order.
+The gateway keeps the line (``[admission] max_wait_s``). Whether there is one it tells
+(``adapt``); from who does not, a router learns it by being asked for an order, or
+again for a request for which it has answered ``None``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ MOST_KNOWN = 4096
 """Requests whose coming is remembered."""
 
 WAIT_MOST_S = 60.0
-"""Who has waited for longer has left without a word."""
+"""Who has waited for longer has left without a word. Where nobody has told whether
+requests may wait, it is tried with one in so long a time."""
 
 MOST_WAITING = 32
 """So many of those who wait are looked at, the oldest first."""
@@ -30,11 +32,12 @@ SIZELESS = 0.5
 class BoundedWait:
     """See :class:`llmgw.routing.expected_ttft.ExpectedTtft` for the prices.
 
-    :ivar until_s: so long it is known that those who are told ``None`` may wait.
+    :ivar may_wait: whether those who are told ``None`` may wait; ``None`` is not known.
     """
 
     def __init__(self, size_price: float, patience: float) -> None:
-        self.until_s = -inf
+        self.may_wait: bool | None = None
+        self._tried_s = -inf
         self._size_price = size_price
         self._patience = patience
         self._since_s: dict[str, float] = {}  # of those that were told None, or ordered
@@ -56,7 +59,7 @@ class BoundedWait:
         :param lane: of the backend that has room.
         :source: the generalised c-mu rule (van Mieghem, 1995).
         """
-        self.until_s = now_s + WAIT_MOST_S
+        self.may_wait = True
         price = self._size_price
         if not price or lane is None or len(waiting) == 1:
             return 0
@@ -93,18 +96,27 @@ class BoundedWait:
         :param best: of the candidates, which costs ``cost``.
         :param lanes: all there are.
         """
+        known = self._since_s
+        again = request_id in known
+        if self.may_wait is None:
+            if again:
+                self.may_wait = True
+            elif not best.out or now_s < self._tried_s + WAIT_MOST_S:
+                return False
+        barred = best.out and now_s < best.doubt.trial_s
         free = {each.id for each in candidates}
         patience = self._patience
-        queue = len(self._since_s) - (request_id in self._since_s)
+        queue = len(known) - again
         for lane in lanes:
             if lane.id in free or lane.doubt.count or lane.away or lane.backend is None:
                 continue
             if lane.until_s <= now_s:
                 lane.refresh(lane.backend, pace, prices, now_s)
             if lane.full and (
-                best.out or (patience and patience * (lane.cost_s(tokens) + queue * lane.turn_s) < cost)
+                barred or (patience and patience * (lane.cost_s(tokens) + queue * lane.turn_s) < cost)
             ):
                 self.since_s(request_id, now_s)
+                self._tried_s = now_s
                 return True
         return False
 

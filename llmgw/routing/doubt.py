@@ -31,8 +31,11 @@ with so little it is used again."""
 NONE = 0.05
 """Less is no doubt at all."""
 
-TRIAL_FIRST_S, TRIAL_LAST_S = 2.0, 30.0
+TRIAL_FIRST_S, TRIAL_LAST_S = 3.0, 30.0
 """Interval between trials, at first and at most."""
+
+GROWTH = 3.0
+"""What a failed trial makes of the interval."""
 
 REFUSED_FIRST_S, REFUSED_LAST_S = 0.5, 2.0
 """The same where nobody listens."""
@@ -85,7 +88,7 @@ class Doubt:
             first_s, last_s = (REFUSED_FIRST_S, REFUSED_LAST_S) if refused else (TRIAL_FIRST_S, TRIAL_LAST_S)
             pause_s = min(max(self.pause_s, first_s), last_s)
             self.trial_s = now_s + pause_s
-            self.pause_s = min(2.0 * pause_s, last_s)
+            self.pause_s = min(GROWTH * pause_s, last_s)
 
     def succeeded(self, started_s: float, now_s: float) -> None:
         """A request was answered whole; one older than the last failure says nothing of now."""

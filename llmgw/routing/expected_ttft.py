@@ -79,8 +79,8 @@ class ExpectedTtft:
     :param size_price: in a bounded wait, how much size counts for the order; 0 is
         first come first served.
     :param patience: answer ``None`` rather than a backend that costs so many
-        times what waiting for a full one does; 0 never. Only while :meth:`order` is
-        asked, which tells that those who are told ``None`` may wait.
+        times what waiting for a full one does; 0 never. Only where those who are told
+        ``None`` may wait (:mod:`llmgw.routing.bounded_wait`).
     :param seed: for repeatable runs; ``None`` takes the system's randomness.
     """
 
@@ -116,13 +116,14 @@ class ExpectedTtft:
         return cls(**read_numbers(options, OPTIONS))
 
     def adapt(self, *, slot_choice: bool, may_wait: bool) -> None:
-        """What becomes of the answers; without a word slots are chosen, and whether a
+        """What becomes of the answers. Without a word slots are chosen, and whether a
         request may wait is found out.
 
         :param slot_choice: whether slots are asked for; choosing them takes time.
         :param may_wait: whether a request waits that was told ``None``.
         """
         self._slot_choice = slot_choice
+        self._wait.may_wait = may_wait
 
     # --- choosing -----------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class ExpectedTtft:
         chosen = candidates[place]
         lane = lanes[place]
         if (
-            now_s < self._wait.until_s
+            self._wait.may_wait is not False
             and count < len(self._lanes)
             and self._wait.should_go_on(
                 request.id, lane, tokens, cost, candidates, self._lanes.values(), pace, prices, now_s

@@ -38,17 +38,21 @@ TICK_S, LEFT_TICK_S, CALM_TICK_S = 0.05, 0.12, 0.25
 """Costs are worked out anew at least so often: while a prompt is being read, after one
 of several streams ended, and else."""
 
-SLOW_S = 20.0
+SLOW_S = 10.0
 """Time constant for forgetting slowness."""
 
 LATE_MOST = 100.0
 """The most that one overdue first token can make of a backend's cost."""
 
+SLOW_MOST = 8.0
+"""More slowness is not remembered: it would take too long to forget."""
+
 IDLE_S = 30.0
 """After so long without a request a backend is taken to be faster by :data:`IDLE_GAIN`."""
 
 IDLE_GAIN = 0.4
-"""What is known of an idle backend is old; this sends it a request now and then."""
+"""What is known of an idle backend is old; this sends it a request now and then. Each of
+several gateways does so less, as all of them do."""
 
 GUESS_GAP_S, GAP_GAIN = 10.0, 0.05
 """Mean time between two requests for one backend, at first; and the newest one's weight in it."""
@@ -65,6 +69,9 @@ TRIAL_GAIN = 0.2
 COLD_GAIN = 1.0
 """How much a backend without any warmth costs beyond its figures. It falls by the fourth
 power of what is missing: what is known of its speed is better than what time tells."""
+
+SAME = 0.4
+"""What we have sent since others were counted, they are taken to have sent to this share."""
 
 STRANGERS_GAIN = 0.3
 """Weight of the newest count in the belief that others use a backend, too."""
@@ -208,7 +215,7 @@ class Lane:
         expected_s = flight.expected_s
         if ttft_s > expected_s:
             expected_s = min(ttft_s, expected_s + self.reading.slope * (flight.prompt - flight.tokens))
-        ratio = min(ttft_s / (expected_s + 1e-3), LATE_MOST)
+        ratio = min(ttft_s / (expected_s + 1e-3), SLOW_MOST)
         before = self.slowness(now_s)
         gain = 0.5 if ratio > before else 0.3
         if flight.waited:
@@ -261,7 +268,7 @@ class Lane:
             there = seen
         herd = pace.herd
         used_s = self._used_s
-        factor = 1.0
+        factor = eager = 1.0
         if self._ratio > 1.0:
             above = (self._ratio - 1.0) * exp((self._ratio_s - now_s) / SLOW_S)
             factor += above * above / (1.0 + above)
@@ -283,11 +290,12 @@ class Lane:
             if not there:
                 unused_s = now_s - used_s
                 if reading.samples:
-                    factor *= 1.0 - IDLE_GAIN * (unused_s / IDLE_S if unused_s < IDLE_S else 1.0)
+                    eager = 1.0 - IDLE_GAIN / herd * (unused_s / IDLE_S if unused_s < IDLE_S else 1.0)
                 else:
-                    factor *= exp(-unused_s / UNTRIED_S)
+                    eager = exp(-unused_s / (UNTRIED_S * herd))
+                factor *= eager
         if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
-            there += max(0.0, self.others + (herd - 1.0) * (there - self._own_then))
+            there += max(0.0, self.others + SAME * (herd - 1.0) * (there - self._own_then))
         expected_s = reading.base + per_token_s * ahead
         if there >= slots:
             self.full = True
@@ -331,6 +339,8 @@ class Lane:
             idle_s = 0.5 * (now_s - used_s)
             comers_s = per_token_s * per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
         self.squared_s = 0.5 * comers_s + tail * read_s * read_s
+        if eager < 1.0 and herd > 1.0:  # the others try it too: with no more than short prompts
+            self.squared_s += (1.0 - eager) * (1.0 - 1.0 / herd) * per_token_s / pace.uncached
         self.per_token_s = read_s * (1.0 + prices.stall * streams + 2.0 * tail * first_s) + comers_s * ahead
 
     def _settle(self, backend: Backend, pace: Pace) -> None:

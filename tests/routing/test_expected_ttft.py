@@ -281,8 +281,10 @@ def test_what_we_sent_since_they_were_counted_others_will_have_sent_too() -> Non
     lane.others_are(2)
     for number in range(3):
         lane.started(f"r{number}", Flight("a", 10.0, 10.0), 0.0)
-    lane.refresh(Backend("a", slots=12), pace, Prices(), 0.0)
-    assert lane.full  # 3 of ours, 2 of theirs, and 9 they will have sent meanwhile
+    lane.refresh(Backend("a", slots=9), pace, Prices(), 0.0)
+    assert not lane.full  # 3 of ours, 2 of theirs, and 0.4 times 9 they will have sent meanwhile
+    lane.refresh(Backend("a", slots=8), pace, Prices(), 0.0)
+    assert lane.full
     for _ in range(60):
         pace.shared(0, 0)
     assert pace.herd == pytest.approx(4.0, rel=0.01)  # an idle fleet says nothing of others
@@ -652,7 +654,8 @@ def test_a_patient_router_declines_a_slow_backend_while_a_fast_one_will_be_free_
     assert list(play.router._wait._since_s) == ["other"]
 
 
-def test_who_may_wait_is_not_sent_to_one_that_fails_while_others_are_only_full() -> None:
+def failing_and_full() -> tuple[Play, Request, list[Backend]]:
+    """One fails and has room, the other is full; and nobody has told whether one may wait."""
     play = Play({"bad": 8000.0, "good": 100.0}, patience=0)
     for _ in range(10):
         play.serve(among=play.fleet[1:])
@@ -660,12 +663,36 @@ def test_who_may_wait_is_not_sent_to_one_that_fails_while_others_are_only_full()
         play.serve(ok=False, reason="status_503", among=play.fleet[:1])
     for number in range(4):
         play.router.observe(Started(f"x{number}", "good", play.now_s))
-    ask, bad = Request("waits", "m", 2000), play.fleet[:1]
+    return play, Request("waits", "m", 2000), play.fleet[:1]
+
+
+def test_who_may_wait_is_not_sent_to_one_that_fails_while_others_are_only_full() -> None:
+    play, ask, bad = failing_and_full()
+    play.router.adapt(slot_choice=False, may_wait=False)
     assert play.router.choose(ask, bad, play.now_s) is not None
-    play.router.order([ask, Request("other", "m")], bad[0], play.now_s)
+    play.router.adapt(slot_choice=False, may_wait=True)
+    play.now_s += 0.1
     assert play.router.choose(ask, bad, play.now_s) is None
     play.router.observe(Finished("x0", "good", play.now_s, True, "client_gone", 1.0))
     assert play.router.choose(ask, bad, play.now_s) is not None
+
+
+def test_whether_one_may_wait_is_found_out_with_one_request_in_a_minute() -> None:
+    play, ask, bad = failing_and_full()
+    assert play.router.choose(ask, bad, play.now_s) is None
+    other = Request("other", "m", 2000)
+    assert play.router.choose(other, bad, play.now_s) is not None
+    assert play.router.choose(ask, bad, play.now_s) is None  # it is asked again: so it has waited
+    assert play.router.choose(other, bad, play.now_s) is None
+
+
+def test_a_trial_that_is_due_takes_place_while_others_are_full() -> None:
+    play, ask, bad = failing_and_full()
+    play.router.adapt(slot_choice=False, may_wait=True)
+    assert play.router.choose(ask, bad, play.now_s) is None
+    play.now_s = play.lane("bad").doubt.trial_s
+    assert play.router.choose(ask, bad, play.now_s) is not None
+    assert play.router.choose(Request("next", "m", 2000), bad, play.now_s) is None
 
 
 def test_lanes_that_nobody_has_looked_at_are_not_waited_for() -> None:

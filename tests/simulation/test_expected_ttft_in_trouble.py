@@ -60,7 +60,7 @@ def test_one_that_stalls_is_left_and_taken_back(fault: str) -> None:
     result = run(fault, load=0.7)
     before, during = share_of(result, "4090-1", 2.0, 15.0), share_of(result, "4090-1", 17.0, 25.0)
     assert during < 0.6 * before
-    assert share_of(result, "4090-1", 30.0, 1e9) > 0.25 * before
+    assert share_of(result, "4090-1", 30.0, 1e9) > 0.5 * before
     assert not summary(result)["errors"]
 
 
@@ -80,7 +80,7 @@ def test_wrong_weights_cost_little(fault: str, most: float) -> None:
     assert sum(costs) / 2 <= most
 
 
-@pytest.mark.parametrize(("gateways", "most"), [(2, 2.0), (4, 2.5), (8, 3.0)])
+@pytest.mark.parametrize(("gateways", "most"), [(2, 2.0), (4, 2.5), (8, 2.5)])
 def test_several_gateways_do_not_run_to_the_same_node(gateways: int, most: float) -> None:
     fleet = mixed_fleet()
 
