@@ -7,7 +7,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from llmgw.errors import ModelNotFound
+from llmgw.core.member import CHECK_S
+from llmgw.core.retry import retry_after
+from llmgw.errors import ModelNotFound, NoBackend
 from llmgw.gateway.routes import MODEL_PREFIX
 
 if TYPE_CHECKING:
@@ -22,8 +24,14 @@ def answer(route: Route, path: str, caller: Caller, gateway: Gateway) -> bytes:
     """The body for a route of ours.
 
     :raise ModelNotFound: the one model asked for is not there, or not the caller's.
+    :raise NoBackend: nobody has told yet what there is, and nobody who could is known to live.
+        An empty list would say that there is nothing.
     """
     names = visible_models(caller, gateway)
+    if not names and _nobody_told(gateway):
+        raise NoBackend(
+            "No backend has told yet what it serves.", retry_after_s=retry_after(CHECK_S, gateway.dice)
+        )
     if route.local == "tags":
         return _encode({"models": [{"name": name, "model": name} for name in names]})
     if route.local == "model":
@@ -49,6 +57,16 @@ def visible_models(caller: Caller, gateway: Gateway) -> list[str]:
             if name in allowed or (name in gateway.aliases and gateway.aliases[name].target in allowed)
         }
     return sorted(names)
+
+
+def _nobody_told(gateway: Gateway) -> bool:
+    fleet = gateway.fleet
+    if fleet.models(gateway.clock()) or not gateway.upstreams:
+        return False
+    # Who has not told what it serves might be asked for any name.
+    return fleet.serves("") and not any(
+        member.health is not None and member.health.alive for member in fleet.takers("")
+    )
 
 
 def _described(name: str) -> dict[str, object]:

@@ -632,6 +632,26 @@ def models_at(gateway: Gateway) -> list[str]:
     return [entry["id"] for entry in answer.json["data"]]
 
 
+def test_s_mdl_1_no_list_is_made_of_silence(tmp_path: Path) -> None:
+    """Nobody who could tell was heard of: that is no empty list. What was told once is kept."""
+    dead = {"/health": json_response({"error": "dead"}, 500)}
+    late, mute = Scripted(probes=dead), Scripted(probes=dead)
+    with gateway_with(tmp_path, late, mute, more="") as gateway:
+        for path in ("/v1/models", "/v1/models/m", "/api/tags"):
+            answer = gateway.ask(get(path), "GET")
+            assert answer.status == 503
+            assert int(answer.get("retry-after") or 0) >= 1
+        assert_error(gateway.ask(get("/v1/models"), "GET"), 503, "no_backend")
+        # One that lives and does not tell what it serves serves nothing that could be listed.
+        mute.probes = {"/health": json_response({"status": "ok"})}
+        assert eventually(lambda: gateway.ask(get("/v1/models"), "GET").status == 200, 6)
+        assert models_at(gateway) == []
+        late.probes = {**mute.probes, **model_list("m")}
+        assert eventually(lambda: models_at(gateway) == ["m"], 6)
+    late.close()
+    mute.close()
+
+
 def test_s_mdl_1_the_list_is_the_union_of_all_that_answer(tmp_path: Path) -> None:
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>"
     backends = [
