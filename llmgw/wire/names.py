@@ -4,13 +4,18 @@ The system's resolver has the caches and knows the time to live. What it lacks i
 patience with itself: while it does not answer, or has nothing to say, the addresses
 it gave last go on being used, so that a gateway does not stop because DNS does.
 
-:source: RFC 8767 (serving stale data, which is up to the resolver there).
+``localhost`` is both loopback addresses, whatever the hosts file has: a server may
+listen on either alone.
+
+:source: RFC 8767 (serving stale data, which is up to the resolver there); RFC 6761
+    section 6.3 (``localhost``).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import IHostnameResolver, IResolutionReceiver
 from zope.interface import implementer
 
@@ -23,6 +28,9 @@ PATIENCE_S = 1.0
 """A look-up that takes longer is answered from memory, where there is any."""
 STALE_S = 3600.0
 MOST_NAMES = 1000
+
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost."})
+_LOOPBACKS: tuple[tuple[Any, str], ...] = ((IPv4Address, "127.0.0.1"), (IPv6Address, "::1"))
 
 _Key = tuple[str, int, tuple[type, ...] | None, str]
 
@@ -58,6 +66,12 @@ class RememberedNames:
         types = None if addressTypes is None else tuple(addressTypes)
         key = (hostName, portNumber, types, transportSemantics)
         patient = _Patient(resolutionReceiver, self._clock, lambda: self._recall(key), self._keeper(key))
+        if hostName.lower() in _LOOPBACK_NAMES:
+            patient.also = [
+                address(transportSemantics, host, portNumber)
+                for address, host in _LOOPBACKS
+                if types is None or address in types
+            ]
         return self._inner.resolveHostName(patient, hostName, portNumber, addressTypes, transportSemantics)
 
     def _recall(self, key: _Key) -> list[IAddress]:
@@ -76,7 +90,10 @@ class RememberedNames:
 
 @implementer(IResolutionReceiver)
 class _Patient:
-    """Stands between a look-up and who asked, and answers from memory when it must."""
+    """Stands between a look-up and who asked, and answers from memory when it must.
+
+    :ivar also: told behind what was found, where nothing of that family was.
+    """
 
     def __init__(
         self,
@@ -90,6 +107,7 @@ class _Patient:
         self._keep = keep
         self._found: list[IAddress] = []
         self._answered = False
+        self.also: list[IAddress] = []
         self._timer: IDelayedCall | None = clock.callLater(PATIENCE_S, self._is_late)
 
     def resolutionBegan(self, resolutionInProgress: IHostResolution) -> None:
@@ -107,6 +125,10 @@ class _Patient:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+        families = {type(address) for address in self._found}
+        for address in self.also:
+            if type(address) not in families:
+                self.addressResolved(address)
         if self._found:
             self._keep(self._found)
         if not self._answered:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from twisted.internet.address import IPv4Address
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.interfaces import IHostnameResolver, IResolutionReceiver
 from twisted.internet.task import Clock
 from zope.interface import implementer
@@ -160,3 +160,24 @@ def test_it_is_installed_once() -> None:
     remember_names(reactor)
     assert (reactor.installed, type(reactor.nameResolver)) == (1, RememberedNames)
     remember_names(Clock())  # it has no names
+
+
+@pytest.mark.parametrize(
+    ("found", "types", "wanted"),
+    [
+        (["127.0.0.1"], None, ["127.0.0.1", "::1"]),
+        (["127.0.0.7"], None, ["127.0.0.7", "::1"]),
+        ([], None, ["127.0.0.1", "::1"]),
+        ([], [IPv6Address], ["::1"]),
+        (["127.0.0.1"], [IPv4Address], ["127.0.0.1"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["localhost", "LocalHost."])
+def test_localhost_is_both_loopback_addresses(
+    name: str, found: list[str], types: list[Any] | None, wanted: list[str]
+) -> None:
+    """RFC 6761 section 6.3, whatever the hosts file has."""
+    bench, asked = Bench(), Asked()
+    bench.names.resolveHostName(asked, name, 80, types)
+    bench.inner.answer(*found)
+    assert told(asked) == (wanted, 1, 1)
