@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import fields, replace
 from twisted.internet.abstract import isIPAddress, isIPv6Address
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 from llmgw import plugins
 from llmgw.certificates import BadPair, read_pair
@@ -146,6 +146,7 @@ class Backends:
         self._sweep = sweep
         self._reactor = reactor
         self._watches: dict[str, Watch] = {}
+        self._told: dict[str, str] = {}  # by the log, of each at its last change
         self._health: dict[str, tuple[PluginConfig, ...]] = {}
         self._running = False
         # What TLS files held when they were verified, and when their backend was put in place.
@@ -282,6 +283,7 @@ class Backends:
     def _reported(self, id: str, target: Target, report: HealthReport) -> None:
         """A look at a backend is over; it may have shown that its models are loaded by name."""
         self._fleet.report(id, report, self._sweep.clock())
+        self._tell(id, report)
         backend = self._gateway.upstreams[id].config
         if backend.loader is not None or report.kind is None:
             return
@@ -292,8 +294,27 @@ class Backends:
         elif report.role != "router" and shelf is not None and shelf.found:
             self._loads.drop(id)
 
+    def _tell(self, id: str, report: HealthReport) -> None:
+        """Into the log, when a look says something else than the one before."""
+        if not report.alive:
+            what, level = f"fails its health checks: {report.detail}", LogLevel.warn
+            kind = "refused" if report.refused else "silent"
+        elif report.loading:
+            kind = what = "is loading its model"
+            level = LogLevel.info
+        elif report.detail.startswith("ok, but "):
+            kind = what = f"answers, {report.detail.removeprefix('ok, ')}"
+            level = LogLevel.warn
+        else:
+            kind = what = "is well"
+            level = LogLevel.info
+        if self._told.get(id) != kind:
+            self._told[id] = kind
+            self.log.emit(level, "backend {backend}: {what}", backend=id, what=what)
+
     def _remove(self, id: str) -> None:
         self._watches.pop(id).stop()
+        self._told.pop(id, None)
         self._loads.drop(id)
         del self._health[id], self._files[id]
         self._fleet.remove(id, self._sweep.clock())

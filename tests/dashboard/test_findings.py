@@ -78,6 +78,10 @@ def test_a_fleet_that_is_well(said: Callable[..., list[str]]) -> None:
         ({"loading": True, "available": False, "standing": "loading"}, "warn: a is loading its model."),
         ({"ttft_s": 1.3}, "warn: a is slow: 1.30 s to the first token, 7 times as long as the others."),
         (
+            {"detail": "ok, but 401 from /props: it wants another api_key_file"},
+            "warn: a answers, but 401 from /props: it wants another api_key_file.",
+        ),
+        (
             {"deferred": 2},
             "warn: a has 2 requests queued inside it: somebody else uses it, or its cap is above its slots.",
         ),

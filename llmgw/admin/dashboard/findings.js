@@ -88,6 +88,8 @@ export function findings(state, past) {
       const times = Math.round(slowness(node, nodes));
       add("warn", `${node.id} is slow: ${seconds(node.ttft_s)} to the first token, ${times} times as long as the others.`, node.id);
     } else if (word === "loading") add("warn", `${node.id} is loading its model.`, node.id);
+    const doubt = /^ok, but (.+)$/.exec(node.detail ?? "");
+    if (doubt && tone !== "bad") add("warn", `${node.id} answers, but ${doubt[1]}.`, node.id);
     if (node.deferred > 0) {
       add("warn", `${node.id} has ${plural(node.deferred, "request")} queued inside it: somebody else uses it, or its cap is above its slots.`, node.id);
     }
