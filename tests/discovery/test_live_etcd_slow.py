@@ -137,6 +137,8 @@ def test_a_minute_of_faults_fails_no_request(
         for gateway in (one, two):
             eventually(lambda gateway=gateway: ids(gateway) == set(IDS), 20)
         # Each worker has read etcd for itself: one that begins with an emptied store knows no better.
+        # One serves when it knows of backends, and a second may take all requests before the other does.
+        eventually(lambda: [each["state"] for each in two.state["workers"]] == ["serving"] * 2, 20)
         ask = post(body=chat_body())
         eventually(lambda: all(two.ask(ask).status == 200 for _ in range(30)), 20)
         done = []
