@@ -237,7 +237,9 @@ class IRateLimiter(Interface):
     What a limiter may have beside: ``use_store(store)``, called once before the
     reactor runs, gives it the shared store (:mod:`llmgw.store`); ``stop()``, called
     after the last request, may return a Deferred; ``gauges()`` gives figures for
-    ``/metrics``, as a mapping of name to help text and value.
+    ``/metrics``, as a mapping of name to help text and value; ``top_up(reservation,
+    tokens)`` charges a stream that has outgrown its reservation so many tokens more,
+    at once and whatever there is: ``settle`` then corrects the whole.
     """
 
     def admit(subject: str, policies: Sequence[Policy], cost: Cost) -> Decision | Deferred[Decision]:

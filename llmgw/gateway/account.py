@@ -24,7 +24,7 @@ class Account:
     """Collects while the exchange runs; :meth:`close` settles.
 
     :ivar usage: tokens by the backend's own word.
-    :ivar charged: the limiter's reservation, to be settled.
+    :ivar charged: the limiter's reservation, to be settled; ``None`` once it is.
     :ivar sent_s: monotonic time at which the first attempt left for a backend.
     :ivar read_s: monotonic time at which the request was complete.
     :ivar waited_s: seconds for which it waited for a slot.
@@ -101,6 +101,7 @@ class Account:
         used = self.used()
         if self.charged is not None:
             gateway.settle(self.charged, used)
+            self.charged = None
         status = incoming.status or CLIENT_GONE
         first_s = None if self.meter is None else self.meter.first_content_s
         arrived_s = incoming.arrived_s

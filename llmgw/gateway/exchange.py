@@ -232,6 +232,8 @@ class Exchange:
                 retry_after_s=spread(decision.retry_after_s, gateway.dice),
             )
         self.account.charged = decision.reservation
+        if decision.tokens is not None:
+            gateway.outgrown.watch(self.account, request.prompt_tokens + output)
 
     async def _forward(self, outgoing: Outgoing, request: Request) -> None:
         """Try backends until one answers, within the budget."""

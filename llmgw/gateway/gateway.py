@@ -14,6 +14,7 @@ from llmgw.errors import PLUGIN_FAULTS, GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
 from llmgw.gateway.holding import Holding
+from llmgw.gateway.outgrown import Outgrown
 from llmgw.gateway.recent import Recent
 from llmgw.gateway.request_ids import new_request_id
 from llmgw.gateway.waiting import WaitingRoom
@@ -166,6 +167,7 @@ class Gateway:
         self.waiting = WaitingRoom(self)
         self.recent = Recent()
         self.holding = Holding(self)
+        self.outgrown = Outgrown(self)
         self.configure(config)
         self.use_router(router)
 

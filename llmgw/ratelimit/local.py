@@ -206,6 +206,14 @@ class LocalRateLimiter:
                 ledger.requests.give_back(requests, now_s)
         charges.clear()
 
+    def top_up(self, reservation: Any, tokens: int) -> None:
+        """Charge so many tokens more, down to the floor of debt; after ``settle`` nothing."""
+        charges: list[Charge] = reservation
+        now_s = self._clock()
+        for index, (ledger, requests, charged) in enumerate(charges):
+            if ledger.tokens is not None and charged is not None:
+                charges[index] = (ledger, requests, charged + ledger.tokens.take(tokens, now_s))
+
     def gauges(self) -> Mapping[str, tuple[str, float]]:
         """Figures for a scrape: help text and value by name."""
         text = "Requests that limits which only count would have refused."

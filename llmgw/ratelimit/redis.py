@@ -244,6 +244,19 @@ class RedisRateLimiter:
                 self._calls.activate(ledger)
         charges.clear()
 
+    def top_up(self, reservation: Any, tokens: int) -> None:
+        """Charge so many tokens more: of what is held, and else owed until the next call."""
+        charges: list[Charge] = reservation
+        for index, (ledger, requests, charged) in enumerate(charges):
+            holding = ledger.tokens
+            if holding is None or charged is None:
+                continue
+            holding.used += tokens
+            holding.give_back(-tokens)
+            charges[index] = (ledger, requests, charged + tokens)
+            if not ledger.active:
+                self._calls.activate(ledger)
+
     def usage(self, subjects: Iterable[str], policies: Iterable[str]) -> list[dict[str, Any]]:
         """How much of each limit is used, for people; as that of the limiter ``local``.
 

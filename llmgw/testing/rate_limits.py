@@ -139,6 +139,20 @@ class RateLimiterContract(FactoryContract):
         gate.done(gate.take(Cost(1, 100)), Usage(500, 0, 500))
         gate.refuse(Cost(1, 100))
 
+    def test_a_stream_that_outgrows_its_estimate_pays_while_it_runs(self) -> None:
+        """``top_up``, where there is one, is charged at once, and corrected with the rest."""
+        gate = self._gate(Policy("t", tokens_per_minute=1000))
+        top_up = getattr(gate.limiter, "top_up", None)
+        if top_up is None:
+            return
+        taken = gate.take(Cost(1, 100))
+        top_up(taken.reservation, 512)
+        top_up(taken.reservation, 256)
+        gate.refuse(Cost(1, 200))
+        gate.done(taken, Usage(100, 0, 400))
+        gate.done(gate.take(Cost(1, 500)), None)
+        gate.refuse(Cost(1, 600))
+
     def test_each_key_has_its_own_and_global_is_shared(self) -> None:
         """Scope ``key`` counts per subject, scope ``global`` all together."""
         gate = self._gate(Policy("k", requests_per_minute=1))

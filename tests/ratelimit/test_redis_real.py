@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,22 @@ from typing import Any, ClassVar
 import greenlet
 import pytest
 from fake_time import WallClock
-from harness import Gateway, Scripted, backend_table, chat_body, eventually, gateway_with, post
+from harness import (
+    LAST_CHUNK,
+    SSE_HEAD,
+    Gateway,
+    Line,
+    Received,
+    Scripted,
+    answer_completion,
+    backend_table,
+    chat_body,
+    chunk,
+    event,
+    eventually,
+    gateway_with,
+    post,
+)
 from pytest_twisted import blockon, ensureDeferred
 from redis_servers import RedisServer
 from twisted.internet import reactor
@@ -247,6 +263,41 @@ def test_operators_see_what_is_left_of_each_limit_over_all_gateways(
     # What the other one holds in advance counts as used.
     for gateway in pair:
         eventually(lambda gateway=gateway: left(gateway) <= 52)
+
+
+@pytest.mark.parametrize("plugin", ["local", "redis"])
+def test_a_long_stream_is_counted_while_it_runs(
+    redis_server: RedisServer, gateways: Callable[..., list[Gateway]], backend: Scripted, plugin: str
+) -> None:
+    """It names no ``max_tokens``, so a guess is reserved, and the limit need not wait for its end."""
+    limit = '[[rate_limits]]\nname = "all"\nscope = "global"\ntokens_per_minute = 6000\n'
+    config = LIMITER.format(url=redis_server.url) if plugin == "redis" else ""
+    pair = gateways(2 if plugin == "redis" else 1, config + limit)
+    for gateway in pair:
+        eventually(lambda gateway=gateway: (gateway.state["store"] or {"up": True})["up"])
+    go_on = threading.Event()
+
+    def play(line: Line, request: Received) -> None:
+        line.send(SSE_HEAD, *(chunk(event("a")) for _ in range(2000)))
+        go_on.wait(30)
+        line.send(chunk(b"data: [DONE]\n\n"), LAST_CHUNK)
+
+    def left(gateway: Gateway) -> int:
+        told = gateway.state["limits_used"]
+        return int(told[0]["tokens"]["left"]) if told else 6000
+
+    backend.play(play)
+    with pair[0].client(30.0) as client:
+        client.send(post(body=chat_body(stream=True)))
+        try:
+            eventually(lambda: left(pair[0]) <= 4400)
+            if plugin == "redis":
+                backend.play(answer_completion)
+                assert pair[1].ask(post()).status == 200  # so that it asks for the limit, too
+                eventually(lambda: left(pair[1]) <= 4400)
+        finally:
+            go_on.set()
+        assert client.read_answer().status == 200
 
 
 def test_a_closed_limit_and_one_that_only_counts(

@@ -1,0 +1,70 @@
+"""Streams that outgrow what was reserved for them pay while they run, not only at their end.
+
+A request reserves its prompt and the output it may have, or a guess where it
+names none. Once a second whoever is past its reservation is charged
+:data:`STEP` tokens more, or several times that, so that a limit is not blind to a
+long stream until it ends. No stream is cut for it, and none is looked at with its
+chunks: the meter has counted them anyway.
+
+:source: ``behaviour.md`` section 6, "Tokens".
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from llmgw.errors import PLUGIN_FAULTS
+from llmgw.wire.sweep import NEVER
+
+if TYPE_CHECKING:
+    from llmgw.gateway.account import Account
+    from llmgw.gateway.gateway import Gateway
+
+STEP = 256
+EVERY_S = 1.0
+
+
+class Outgrown:
+    """Requests at work whose tokens are limited.
+
+    :ivar deadline_s: when they are looked at next, for the sweep.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.deadline_s = NEVER
+        self._gateway = gateway
+        self._reserved: dict[Account, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._reserved)
+
+    def watch(self, account: Account, reserved: int) -> None:
+        """From now until its account is closed.
+
+        :param reserved: tokens that it was charged.
+        """
+        self._reserved[account] = reserved
+        if self.deadline_s == NEVER:
+            gateway = self._gateway
+            self.deadline_s = gateway.clock() + EVERY_S
+            gateway.sweep.add(self)
+
+    def expired(self, now_s: float) -> None:
+        """Look at all of them. Those that are over go."""
+        gateway = self._gateway
+        top_up = getattr(gateway.limiter, "top_up", None)
+        for account, reserved in list(self._reserved.items()):
+            if account.charged is None:
+                del self._reserved[account]
+                continue
+            used = account.used()
+            if used is None or used.total <= reserved or top_up is None:
+                continue
+            more = STEP * ceil((used.total - reserved) / STEP)
+            self._reserved[account] = reserved + more
+            try:
+                top_up(account.charged, more)
+            except PLUGIN_FAULTS:
+                gateway.limiter_failed()
+        self.deadline_s = now_s + EVERY_S if self._reserved else NEVER
