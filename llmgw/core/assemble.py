@@ -79,13 +79,13 @@ class Assembler:
 
     @property
     def complete(self) -> bool:
-        """The stream said that the answer is whole: ``[DONE]``, or an end for each choice."""
+        """There is an answer, and the stream said it is whole: ``[DONE]``, or an end for each choice."""
         if self.error is not None or self.fault is not None:
             return False
         if self._native:
             return bool(self._generations) and all(one.last for one in self._generations.values())
-        return self._done or (
-            bool(self._choices) and all(choice.finished for choice in self._choices.values())
+        return bool(self._choices) and (
+            self._done or all(choice.finished for choice in self._choices.values())
         )
 
     def feed(self, data: bytes) -> None:

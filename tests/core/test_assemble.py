@@ -335,6 +335,9 @@ def test_top_level_fields_are_kept_and_null_does_not_erase() -> None:
 @pytest.mark.parametrize(
     ("parts", "complete"),
     [
+        ([DONE], False),
+        ([chunk(usage={"prompt_tokens": 1}), DONE], False),
+        ([b"data: null\n\n", DONE], False),
         ([], False),
         ([delta(content="a")], False),
         ([delta(content="a"), finish()], True),
