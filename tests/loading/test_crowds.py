@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -228,10 +229,19 @@ def test_failures_at_each_instance_are_known_to_a_gateway_that_comes_later(
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_gateway_that_died_passes_on(tmp_path: Path, redis_server: RedisServer) -> None:
+@pytest.mark.parametrize("shared", ["store", "etcd"])
+def test_the_lock_of_a_gateway_that_died_passes_on(
+    tmp_path: Path, request: pytest.FixtureRequest, shared: str
+) -> None:
     """It is killed while it lets a busy model run out, with both locks in its hands."""
     server = RouterServer(RouterBrain("m", "n", most=1, load_s=0.2))
-    config = f'[store]\nurl = "{redis_server.url}"\n'
+    config = sharing(shared, request)
+
+    def locks() -> int:
+        if shared == "etcd":
+            return len(request.getfixturevalue("etcd").keys("/llmgw-load/lock/"))
+        return len(request.getfixturevalue("redis_server").ask("KEYS", "llmgw:load:lock:*"))
+
     with ExitStack() as stack:
         stack.enter_context(closing(server))
         first, second = (
@@ -244,7 +254,7 @@ def test_the_lock_of_a_gateway_that_died_passes_on(tmp_path: Path, redis_server:
         working = crowd.ask(second, "m")
         eventually(lambda: server.brain.busy["m"])
         doomed = crowd.ask(first, "n")
-        eventually(lambda: len(redis_server.ask("KEYS", "llmgw:load:lock:*")) == 2)
+        eventually(lambda: locks() == 2)
         waiting = crowd.ask(second, "n")
         eventually(lambda: held(second, "n"))
         first.process.kill()
@@ -254,6 +264,40 @@ def test_the_lock_of_a_gateway_that_died_passes_on(tmp_path: Path, redis_server:
         assert server.brain.loads == ["m", "n"]
         with pytest.raises((AssertionError, OSError)):
             doomed.result(10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["stopped", "killed"])
+@pytest.mark.parametrize("shared", ["store", "etcd"])
+def test_what_they_share_goes_away_in_the_middle_of_loads(
+    tmp_path: Path, request: pytest.FixtureRequest, shared: str, what: str
+) -> None:
+    """Each then decides by itself; all who wait get their answer."""
+    servers = two_servers(most=2, load_s=0.5)
+    config = sharing(shared, request)
+    with ExitStack() as stack:
+        stack.enter_context(closing(*servers))
+        gateways = [
+            stack.enter_context(gateway_before(tmp_path / name, *servers, min_stay_s=1.0, config=config))
+            for name in ("one", "two")
+        ]
+        all_ready(*gateways)
+        crowd = Crowd()
+        asked = [crowd.ask(gateways[number % 2], MODELS[number % 3]) for number in range(36)]
+        eventually(lambda: any(server.brain.loads for server in servers))
+        if shared == "etcd":
+            etcd = request.getfixturevalue("etcd")
+            etcd.pause(True) if what == "stopped" else etcd.kill()
+        else:
+            redis = request.getfixturevalue("redis_server")
+            redis.signal(signal.SIGSTOP if what == "stopped" else signal.SIGKILL)
+        try:
+            assert statuses(asked) == {200: 36}
+        finally:
+            if shared == "etcd" and what == "stopped":
+                etcd.pause(False)
+            elif what == "stopped":
+                redis.signal(signal.SIGCONT)
 
 
 def test_two_gateways_that_share_an_etcd_load_once(tmp_path: Path, etcd: Etcd) -> None:
