@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import stat
@@ -16,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.protocol import Factory, Protocol
 
-from llmgw.listening import Sockets
+from llmgw.listening import ACCEPTS_AT_A_TIME, Sockets
 
 
 class Greeter(Protocol):
@@ -148,3 +149,29 @@ async def test_what_systemd_passed_is_known_by_its_number(tmp_path: Path, opened
         # The file is systemd's.
         assert os.path.exists(path)
         assert sockets.activated() == {}
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@pytest_twisted.ensureDeferred
+async def test_a_burst_of_connections_lets_others_have_their_turn(
+    kind: str, tmp_path: Path, opened: list[Any]
+) -> None:
+    text = f"unix:{tmp_path / 's'}:backlog=200" if kind == "unix" else "tcp:0:interface=127.0.0.1:backlog=200"
+    port = listen(Sockets(reactor), text)
+    opened.append(port)
+    taken: list[int] = []
+    port.factory.buildProtocol = lambda address: taken.append(0)  # refuses, which closes it
+    family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
+    address = str(tmp_path / "s") if kind == "unix" else ("127.0.0.1", port.getHost().port)
+    clients = [socket.socket(family) for _ in range(100)]
+    for client in clients:
+        client.connect(address)
+    turns = [0]
+    while len(taken) < 100:
+        turn: Deferred[None] = Deferred()
+        reactor.callLater(0, turn.callback, None)  # type: ignore[attr-defined]
+        await turn
+        turns.append(len(taken))
+    for client in clients:
+        client.close()
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= ACCEPTS_AT_A_TIME
