@@ -193,8 +193,9 @@ def _read_key(path: str) -> Any:
         raise BadPair(f"{path}: cannot be read: {error.strerror}") from None
     if fault:
         raise BadPair(f"{path}: {fault}")
+    raw = _read(path)
     try:
-        return serialization.load_pem_private_key(_read(path), None)
+        return serialization.load_pem_private_key(raw, None)
     except TypeError:
         raise BadPair(f"{path}: the private key has a passphrase, which nobody is here to type") from None
     except ValueError:

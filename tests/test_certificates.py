@@ -51,10 +51,13 @@ def test_what_is_wrong_with_a_pair_names_the_file(authority: Authority, tmp_path
     cut.write_bytes(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     empty = tmp_path / "empty.crt"
     empty.write_bytes(b"")
+    unreadable = tmp_path / "unreadable.key"
+    unreadable.mkdir(0o700)  # which root cannot read either
     for certificate_path, key_path, told in [
         (certificate, wrong_key, "good.crt: does not belong to the private key in"),
         (certificate, tmp_path / "no.key", "no.key: cannot be read: No such file"),
         (tmp_path / "no.crt", key, "no.crt: cannot be read: No such file"),
+        (certificate, unreadable, "unreadable.key: cannot be read: Is a directory"),
         (certificate, locked, "locked.key: the private key has a passphrase"),
         (certificate, open_key, "open.key: is open to other users (mode 0644): chmod 600"),
         (certificate, certificate, "is open to other users"),
