@@ -2,7 +2,7 @@
 
 The time to first token of a request with ``u`` uncached prompt tokens is taken to be ::
 
-    overhead + wait for a slot + seconds_per_token x (backlog + u)
+    overhead + wait for a slot + seconds_per_token x (behind x backlog + u)
 
 Overhead and seconds per token are a straight line through measured times, with
 forgetting. Before the first samples, and with less and less weight beside them,
@@ -60,6 +60,11 @@ GUESS_GAP_S, GAP_GAIN = 10.0, 0.05
 UNTRIED_S = 1.0
 """Time constant in which one that never answered becomes attractive, whatever its weight."""
 
+BEHIND_GUESS_S, BEHIND_KEPT = 1.0, 0.98
+"""Servers read several prompts at once, or one after the other: how much of the reading
+ahead of it a prompt waits for is learned. At first all, as if that had been true for so
+many seconds; and what remains of the past at each new sample."""
+
 FULL_GAIN = 2.0
 """Weight of a wait for a slot: it is also a wait for those who come after."""
 
@@ -103,6 +108,8 @@ class Lane:
 
     __slots__ = (
         "_ahead",
+        "_behind",
+        "_behind_s",
         "_beside",
         "_expected_s",
         "_factor",
@@ -116,6 +123,7 @@ class Lane:
         "_tail",
         "_unread",
         "_used_s",
+        "_waited_s",
         "_waiting",
         "away",
         "backend",
@@ -178,6 +186,8 @@ class Lane:
         self._ratio_s = now_s
         self._ahead = 0.0
         self._beside = 1.0
+        self._behind = 1.0
+        self._behind_s = self._waited_s = BEHIND_GUESS_S
         self._expected_s = 0.0
 
     # --- what happens there -------------------------------------------------------
@@ -195,7 +205,7 @@ class Lane:
         self._unread += tokens
         waiting = self._waiting
         if waiting and self._beside < self.slots - 1.0:  # one more of many: correct what was worked out
-            more_s = self.reading.slope * tokens
+            more_s = self.reading.slope * tokens * self._behind
             self._ahead += tokens
             self._beside += 1.0
             self._expected_s += more_s
@@ -216,6 +226,13 @@ class Lane:
         if ttft_s > expected_s:
             expected_s = min(ttft_s, expected_s + self.reading.slope * (flight.prompt - flight.tokens))
         ratio = min(ttft_s / (expected_s + 1e-3), SLOW_MOST)
+        if flight.ahead and not flight.waited:
+            slope = self.reading.slope
+            waited_s = ttft_s - self.reading.base - slope * flight.tokens
+            behind_s = slope * flight.ahead
+            self._waited_s = BEHIND_KEPT * self._waited_s + min(max(waited_s, 0.0), 2.0 * behind_s)
+            self._behind_s = BEHIND_KEPT * self._behind_s + behind_s
+            self._behind = self._waited_s / self._behind_s
         before = self.slowness(now_s)
         gain = 0.5 if ratio > before else 0.3
         if flight.waited:
@@ -296,7 +313,7 @@ class Lane:
                 factor *= eager
         if self.others or herd > 1.0:  # what we sent since they were counted, others will have sent too
             there += max(0.0, self.others + SAME * (herd - 1.0) * (there - self._own_then))
-        expected_s = reading.base + per_token_s * ahead
+        expected_s = reading.base + per_token_s * ahead * self._behind
         if there >= slots:
             self.full = True
             beside = streams = float(slots)

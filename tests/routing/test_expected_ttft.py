@@ -899,3 +899,26 @@ def test_a_copy_that_is_asked_shares_the_index_and_nothing_else() -> None:
     assert copied.choose(Request("x", "m", 10), [stranger], play.now_s) is not None
     assert set(play.router._lanes) == before
     assert "stranger" in copied._lanes
+
+
+@pytest.mark.parametrize(("together", "least", "most"), [(True, 0.0, 0.3), (False, 0.9, 1.1)])
+def test_how_much_of_the_reading_ahead_is_waited_for_is_learned(
+    together: bool, least: float, most: float
+) -> None:
+    """Pairs of prompts of 500 tokens, read at once or one after the other."""
+    play = Play({"a": 1000.0})
+    for _ in range(20):
+        play.serve()
+    for _ in range(60):
+        begun_s, ids = play.now_s, []
+        for _ in range(2):
+            play.ask()
+            ids.append(f"r{play.count}")
+            play.router.observe(Started(ids[-1], "a", begun_s))
+        for place, id in enumerate(ids):
+            play.now_s = begun_s + 0.01 + 0.5 * (1 if together else 1 + place)
+            play.router.observe(FirstToken(id, "a", play.now_s, play.now_s - begun_s))
+        for id in ids:
+            play.router.observe(Finished(id, "a", play.now_s, True, "done", 1.0, 500, 0, 5, 0.5))
+        play.now_s += 1.0
+    assert least <= play.lane("a")._behind <= most
