@@ -77,10 +77,9 @@ class EtcdLock(Lock):
         done = await self._locks.ask("/v3/kv/txn", {"compare": [same], "success": [{"request_put": put}]})
         return bool((done or {}).get("succeeded"))
 
-    async def _tell(self, key: str, told: Told) -> None:
+    async def _tell(self, key: str, told: Told) -> bool:
         granted = await self._locks.ask("/v3/lease/grant", {"TTL": str(max(1, round(told.pause_s)))})
-        if granted is not None:
-            await self.put_if_ours(key, written(told).encode(), granted["ID"])
+        return granted is not None and await self.put_if_ours(key, written(told).encode(), granted["ID"])
 
     def _renew(self) -> None:
         self._timer = None
@@ -140,14 +139,16 @@ class EtcdLocks:
         """Where the last failure of ``model`` at a backend is written down."""
         return self._failed_of(model) + quote(url, safe="")
 
-    async def told(self, model: str, urls: list[str]) -> list[Told]:
+    async def told(self, model: str, urls: list[str]) -> list[Told] | None:
         """What gateways have met with ``model`` at these backends: of each its last failure,
-        while it is to be heeded."""
+        while it is to be heeded. ``None``: nobody can say."""
         if not self.shared or not urls:
-            return []
+            return None
         first = self._failed_of(model).encode()
         found = await self.ask("/v3/kv/range", {"key": b64(first), "range_end": b64(range_end(first))})
-        texts = [base64.b64decode(kv.get("value", "")) for kv in (found or {}).get("kvs") or []]
+        if found is None:
+            return None
+        texts = [base64.b64decode(kv.get("value", "")) for kv in found.get("kvs") or []]
         every = [told for text in texts if (told := read_told(text)) is not None]
         return [told for told in every if told.backend in urls]
 

@@ -92,7 +92,7 @@ class Load:
             await loads.locks.forget(model, [shelf.backend.url for shelf in loads.shelves_of(model)])
         while self._is_wanted():
             await self._look()
-            await self._hear()
+            await loads.hear_failures(model)
             standing = fleet.prospect(model, self._clock())
             if standing is Standing.READY:
                 return
@@ -122,7 +122,7 @@ class Load:
             # Other gateways there may be all the same: who comes second sees what the first one does.
             await self._pause(APART_S * self._gateway.dice.random())
         await self._look()
-        await self._hear()  # who had the lock before may have failed
+        await loads.hear_failures(model)  # who had the lock before may have failed
         if self._gateway.fleet.prospect(model, self._clock()) is Standing.READY:
             return
         decision = loads.decide(model)
@@ -263,8 +263,8 @@ class Load:
             pause_s=pause_s,
         )
         told = Told(lock.id, shelf.backend.url, reason, pause_s)
-        loads.heard[model, told.backend] = told.id
-        await lock.tell(loads.locks.told_key(model, told.backend), told)
+        if await lock.tell(loads.locks.told_key(model, told.backend), told):
+            loads.heard[model, told.backend] = told.id
         if isinstance(error, TimeoutError):
             try:  # given up by us, so by its backend too
                 await shelf.loader.unload(model).addTimeout(LOOKS_S, self._reactor)
@@ -290,18 +290,6 @@ class Load:
         """What every backend that could have it tells now."""
         shelves = [shelf for shelf in self._loads.shelves_of(self.model) if not shelf.changing]
         await DeferredList([shelf.look(LOOKS_S) for shelf in shelves])
-
-    async def _hear(self) -> None:
-        """Take in the failures that other gateways have met."""
-        model, loads = self.model, self._loads
-        shelves = loads.shelves_of(model)
-        for told in await loads.locks.told(model, [shelf.backend.url for shelf in shelves]):
-            if loads.heard.get((model, told.backend)) == told.id:
-                continue
-            loads.heard[model, told.backend] = told.id
-            for shelf in shelves:
-                if shelf.backend.url == told.backend:
-                    loads.setbacks.failed(shelf.id, model, told.reason, self._clock(), told.pause_s)
 
     def _pause(self, seconds: float) -> Deferred[None]:
         return deferLater(self._reactor, seconds)

@@ -117,7 +117,10 @@ class Lock:
         return not self.lost and (self._store is None or self._clock() < self._sure_until_s)
 
     def tell(self, key: str, told: Told) -> Deferred[Any]:
-        """Write a failure down for the others, if the lock is still ours. Never fails."""
+        """Write a failure down for the others, if the lock is still ours. Never fails.
+
+        :return: true when it was.
+        """
         if self._store is None:
             return Deferred.fromCoroutine(_nothing())
         text = written(told)
@@ -242,17 +245,17 @@ class LoadLocks:
         """Where the last failure of ``model`` at a backend is written down."""
         return "" if self._store is None else self._store.key("load", "failed", model, url)
 
-    async def told(self, model: str, urls: list[str]) -> list[Told]:
+    async def told(self, model: str, urls: list[str]) -> list[Told] | None:
         """What gateways have met with ``model`` at these backends: of each its last failure,
-        while it is to be heeded."""
+        while it is to be heeded. ``None``: nobody can say."""
         store = self._store
         if store is None or not store.up or not urls:
-            return []
+            return None
         keys = [self.told_key(model, url) for url in urls]
         try:
             texts = await store.command("MGET", *keys, within_s=WITHIN_S)
         except StoreError:
-            return []
+            return None
         return [told for text in texts if text and (told := read_told(text)) is not None]
 
     async def forget(self, model: str, urls: list[str]) -> None:

@@ -300,7 +300,7 @@ class Loads:
     def _tick(self) -> None:
         gateway, now_s = self.gateway, self._clock()
         if self.locks.shared and self._hearing is None:
-            self._hearing = Deferred.fromCoroutine(self._hear_leaving())
+            self._hearing = Deferred.fromCoroutine(self._hear_others())
             self._hearing.addErrback(lambda failure: failure.trap(CancelledError) and None)
             self._hearing.addBoth(self._heard_leaving)
         for shelf in self.shelves.values():
@@ -320,8 +320,33 @@ class Loads:
             except GatewayError as error:
                 gateway.holding.fail(model, error)
 
-    async def _hear_leaving(self) -> None:
-        """Keep requests away from what other gateways let run out."""
+    async def hear_failures(self, model: str) -> None:
+        """Take in what other gateways have met with ``model``, and what need not be heeded any more:
+        somebody has loaded it well since, or an operator wants it tried."""
+        shelves = self.shelves_of(model)
+        told = await self.locks.told(model, [shelf.backend.url for shelf in shelves])
+        if told is None:
+            return
+        now_s = self._clock()
+        known = {each.backend: each for each in told}
+        for shelf in shelves:
+            place, failure = (model, shelf.backend.url), known.get(shelf.backend.url)
+            if failure is not None and self.heard.get(place) != failure.id:
+                self.heard[place] = failure.id
+                self.setbacks.failed(shelf.id, model, failure.reason, now_s, failure.pause_s)
+            elif (
+                failure is None
+                and self.heard.pop(place, None) is not None
+                # What is over by itself is remembered all the same: the next pause is longer.
+                and self.setbacks.until_s(shelf.id, model) > now_s + TICK_S
+            ):
+                self.setbacks.forget(shelf.id, model)
+
+    async def _hear_others(self) -> None:
+        """Of failures that are not to be heeded any more; and keep requests away from what other
+        gateways let run out."""
+        for model in {model for model, _ in self.heard}:
+            await self.hear_failures(model)
         shelves = list(self.shelves.values())
         told = await self.locks.leaving([shelf.backend.url for shelf in shelves])
         for shelf, models in zip(shelves, told, strict=True):

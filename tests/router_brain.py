@@ -128,6 +128,11 @@ class RouterBrain:
             assert self.state(model) != "unloaded"
             self._dead_s[model] = self._clock() + NOTICED_S
 
+    def end_loads(self) -> None:
+        """What is being loaded is there now."""
+        with self.lock:
+            self._ready_s = dict.fromkeys(self._ready_s, self._clock())
+
     def restart(self) -> None:
         """As after a crash: nothing is in memory."""
         with self.lock:

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -223,9 +223,22 @@ def test_failures_at_each_instance_are_known_to_a_gateway_that_comes_later(
             assert "exit code 1" in answer.json["error"]["message"]
             assert loads == [["c"], ["c"]]
         for server in servers:
-            server.brain.broken = set()
+            server.brain.broken, server.brain.load_s = set(), 30.0
         assert second.admin("/api/models/c/load", "POST")[0] == 202
-        eventually(lambda: "loaded" in {states(second)["c"], states(second, "b1")["c"]})
+        eventually(lambda: ["c", "c"] in loads)
+        crowd = Crowd()
+
+        def is_held() -> bool:
+            """The other gateway refuses it no more."""
+            asked.append(crowd.ask(first, "c"))
+            return held(first, "c") > 0
+
+        asked: list[Future[Answer]] = []
+        eventually(is_held)
+        for server in servers:
+            server.brain.end_loads()
+        assert statuses(asked)[200] > 0
+        assert sorted(loads) == [["c"], ["c", "c"]]
 
 
 @pytest.mark.slow

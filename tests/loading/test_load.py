@@ -15,6 +15,7 @@ from llmgw.core.placement import Nowhere, Place
 from llmgw.errors import GatewayError
 from llmgw.load import Load
 from llmgw.load_locks import Lock, Told
+from llmgw.loads import Loads
 
 TOLD = Told("1", "http://b0", "loading 'm' failed: exit code 1", 30.0)
 
@@ -60,6 +61,8 @@ def test_what_the_last_owner_of_the_lock_met_is_heard_before_anything_is_done() 
     )
     loads: Any = SimpleNamespace(
         gateway=gateway,
+        _clock=clock.seconds,
+        hear_failures=lambda model: Loads.hear_failures(loads, model),
         locks=LateLocks(clock),
         heard={},
         setbacks=setbacks,
