@@ -199,6 +199,12 @@ max_tokens = 2048
             "backends[0].kind: must be one of auto, llama-server, openai, ollama; got a dict",
         ),
         ("[log]\naccess_sample = 2", "log.access_sample: must be at least 0 and at most 1, got 2"),
+        ('[log]\naccess = "a\\u0000"', "log.access: a path cannot hold a NUL character"),
+        ('auth = ["keys:\\u0000"]', "auth[0]: a path cannot hold a NUL character"),
+        (
+            '[[discovery]]\nplugin = "etcd"\nstate_file = "\\u0000"',
+            "discovery[0].state_file: a path cannot hold a NUL character",
+        ),
         (
             "[[rate_limits]]\nscope = 'all'\nconcurrent = 1",
             'rate_limits[0].scope: must be one of key, global; got "all"',
@@ -454,7 +460,7 @@ def test_a_bad_backend_does_not_shift_the_places_of_others() -> None:
         ("tls = {verfy = false}", "backends[0].tls.verfy: unknown key; did you mean verify?"),
         ("timeouts = {first_token_s = 0}", "backends[0].timeouts.first_token_s: must be above 0"),
         ("api_key_file = 'no'", 'backends[0].api_key_file: cannot read "/c/no": No such file or directory'),
-        ("api_key_file = 'a\\u0000'", "backends[0].api_key_file: cannot read "),
+        ('api_key_file = "a\\u0000"', "backends[0].api_key_file: a path cannot hold a NUL character"),
         ("api_key_file = 'open'", 'backends[0].api_key_file: "/c/open" is open to other users (mode 0644)'),
         ("api_key_file = 'wide'", 'backends[0].api_key_file: "/c/wide" is writable by its group (mode 0660)'),
         ("api_key_file = 'empty'", 'backends[0].api_key_file: "/c/empty" is empty'),

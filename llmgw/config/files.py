@@ -52,7 +52,12 @@ class Place(Protocol):
 
 
 def absolute_path(place: Place, path: str) -> str:
-    """``path``, which need not be there, counted from the folder of the place."""
+    """``path``, which need not be there, counted from the folder of the place.
+
+    :raise ValueError: no file can have that name.
+    """
+    if "\0" in path:
+        raise ValueError("a path cannot hold a NUL character")
     return os.path.join(place.base_dir, path)
 
 
