@@ -324,6 +324,27 @@ def test_s_key_2_no_credential_header_passes(gateway: Gateway, backend: Scripted
     assert {name.lower() for name, _ in backend.requests[0].headers} <= KNOWN_TO_BACKENDS
 
 
+def test_s_key_2_where_no_keys_are_asked_for_none_is_looked_at(tmp_path: Path) -> None:
+    """Clients send what they were set up with, and not always the same in each header; here
+    it could only be a hindrance. None of it passes all the same."""
+    backend = Scripted()
+    headers = "".join(
+        f"{name}: {value}\r\n"
+        for name, value in (
+            ("Authorization", "Bearer sk-one"),
+            ("x-api-key", "sk-two"),
+            ("api-key", "sk-three"),
+            ("x-goog-api-key", "sk-four"),
+        )
+    )
+    with gateway_with(tmp_path, backend) as gateway:
+        for request in (post(headers=headers), post(headers="Authorization: Basic !\r\nx-api-key: a\r\n")):
+            assert gateway.ask(request).status == 200
+    assert len(backend.requests) == 2
+    assert all({name.lower() for name, _ in each.headers} <= KNOWN_TO_BACKENDS for each in backend.requests)
+    backend.close()
+
+
 def test_s_key_3_no_key_in_logs_or_bodies(gateway: Gateway) -> None:
     wrong = "sk-wrong-0123456789-abcdef"
     basic = base64.b64encode(f"user:{wrong}".encode()).decode()
