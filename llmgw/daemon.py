@@ -7,6 +7,7 @@ read anew, and whom they hurry.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -102,7 +103,10 @@ class Daemon(Service):
             try:
                 listener.privilegedStartService()
             except Exception as error:
-                raise StartError(f"llmgw: cannot listen on {text}: {error}") from None
+                # twistd in the background shows the first 100 characters: the reason must be among them.
+                where = re.sub(r":backlog=\d+$", "", text)
+                why = getattr(getattr(error, "socketError", None), "strerror", None) or error
+                raise StartError(f"llmgw: cannot listen on {where}: {why}") from None
 
     def listen(self) -> None:
         """Accept on every listener."""

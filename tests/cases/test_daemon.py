@@ -262,6 +262,7 @@ def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path, background: bool
     assert "Traceback" not in said
     assert f"cannot listen on tcp:{port}" in said
     eventually(lambda: not (tmp_path / "gw.pid").exists())
+    assert "Address already" in said
     if not background:  # twistd cuts what a daemon says at 100 bytes
         assert "in use" in said
         assert said.count("llmgw: cannot") == 1
