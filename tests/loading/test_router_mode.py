@@ -27,6 +27,8 @@ from .scenes import Crowd, gateway_before, metrics, states, statuses
 
 MODELS = ("one", "two", "three")
 BINARY = os.environ.get("LLMGW_LLAMA_SERVER", "")
+PATIENT = "min_s = 45.0"
+"""A busy machine may take its time for a load."""
 KINDS = ["scripted", *(["llama-server"] if BINARY else [])]
 
 
@@ -73,18 +75,10 @@ class RealHouse(House):
             (self._models / f"{name}.gguf").symlink_to(model)
         (self._models / "broken.gguf").write_bytes(b"GGUF, but no model")
         port = free_port()
-        argv = [
-            BINARY,
-            "--models-dir",
-            str(self._models),
-            "--models-max",
-            str(most),
-            "-c",
-            "2048",
-            "-np",
-            "2",
-        ]
-        argv += ["--no-models-autoload", "--host", "127.0.0.1", "--port", str(port)]
+        argv = [BINARY, "--models-dir", str(self._models), "--models-max", str(most)]
+        # One thread: two of them wait for each other at each step, and long for a core that is taken.
+        argv += ["-c", "2048", "-np", "2", "-t", "1", "-tb", "1", "--no-models-autoload"]
+        argv += ["--host", "127.0.0.1", "--port", str(port)]
         self._process = Child("llama-server", argv, folder / "llama-server.log", announces=False)
         super().__init__(f"http://127.0.0.1:{port}")
         try:
@@ -174,7 +168,7 @@ def scene(
     folder = tmp_path_factory.mktemp("router")
     with (
         served(kind, folder, tiny_models()) as houses,
-        gateway_before(folder / "gateway", *houses, backend="", backoff_s=0.5) as made,
+        gateway_before(folder / "gateway", *houses, backend="", backoff_s=0.5, hold=PATIENT) as made,
     ):
         eventually(lambda: set(states(made)) >= set(MODELS))
         yield made, houses[0]
@@ -266,7 +260,9 @@ def test_fifty_clients_three_cold_models_two_instances_of_one_model_each(
     patience_s = [dice.choice((0.1, 60.0, 60.0)) for _ in range(50)]
     with (
         served(kind, tmp_path, tiny_models(), most=1, count=2) as houses,
-        gateway_before(tmp_path / "gateway", *houses, backend="", min_stay_s=1.0, backoff_s=0.5) as gateway,
+        gateway_before(
+            tmp_path / "gateway", *houses, backend="", min_stay_s=1.0, backoff_s=0.5, hold=PATIENT
+        ) as gateway,
     ):
         for backend_id in ("b0", "b1"):
             eventually(lambda id=backend_id: set(states(gateway, id)) >= set(MODELS))
@@ -302,7 +298,9 @@ def test_two_gateways_load_once(
         houses = stack.enter_context(served(kind, tmp_path, tiny_models(), count=2))
         gateways = [
             stack.enter_context(
-                gateway_before(tmp_path / name, *houses, backend="", min_stay_s=1.0, config=config)
+                gateway_before(
+                    tmp_path / name, *houses, backend="", min_stay_s=1.0, config=config, hold=PATIENT
+                )
             )
             for name in ("one", "two")
         ]
