@@ -24,7 +24,8 @@ _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;%b*+)?" % TEXT)
 _CR, _LF = 13, 10
 _CHUNK_END = b"\r\n"
 # Token streams bring one whole chunk per read. How long the read is tells how its size line
-# must read, so that two comparisons do for a match; by length of the read.
+# must read, so that two comparisons do for a match; by length of the read. Only the shortest
+# spelling of a size counts: it is also ours, and such a chunk may be passed on as it is.
 _ALONE = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 2048)}
 _ALONE_DIGITS = 3
 
@@ -76,16 +77,17 @@ class ChunkedDecoder:
         self._deliver = _ignore
         self._alone = {}
 
-    def alone(self, data: bytes) -> bytes | None:
-        """Take a read that is exactly one whole chunk, the usual one of a token stream.
+    def alone_at(self, data: bytes) -> int:
+        """Recognise a read that is exactly one whole chunk, the usual one of a token stream.
 
-        :return: its content; ``None`` for any other read, which is not taken.
+        :return: where its content begins, which ends two bytes before the read does;
+            0 for any other read. Nothing is taken: whoever wants the content takes it.
         """
         if self._at_size and not self._held and self._trailers is None:
             size_line = self._alone.get(len(data))
             if size_line is not None and data.startswith(size_line) and data.endswith(_CHUNK_END):
-                return data[len(size_line) : -2]
-        return None
+                return len(size_line)
+        return 0
 
     def feed(self, data: bytes) -> int:
         """Take the next bytes.

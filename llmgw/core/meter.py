@@ -125,21 +125,9 @@ class Meter:
 
     def feed(self, data: bytes, now_s: float) -> None:
         """One read's bytes of the body, de-chunked; they may be cut anywhere."""
+        if self._ready is not None and self.takes_plain(data, 0, len(data), now_s):
+            return
         self.last_s = now_s
-        # The usual read of a running stream is one whole event that adds a
-        # piece and says nothing else. JSON refuses a second event after it.
-        # Slices are quicker here than startswith() and endswith().
-        plain = self._ready
-        if plain is not None and data[:7] == self._prefix and data[-2:] == b"\n\n":
-            try:
-                adds = plain(data[self._start or data.find(b"{") : -2])
-            except UNREADABLE:
-                adds = None
-            if adds:
-                self.events += 1
-                self.content_events += 1
-                self.last_content_s = now_s
-                return
         if not data:
             return
         if self.first_byte_s is None:
@@ -155,6 +143,27 @@ class Meter:
         self.last_content_s = now_s
         if self.kind == "json":
             self._keep(data)
+
+    def takes_plain(self, data: bytes, start: int, stop: int, now_s: float) -> bool:
+        """Take one read's bytes, ``data[start:stop]``, if they are the usual ones of a running
+        stream: one whole event that adds a piece and says nothing else.
+
+        :return: whether they were; else nothing was taken, and :meth:`feed` is asked.
+        """
+        plain = self._ready
+        # JSON refuses a second event after the first. Slices are quicker here than
+        # startswith() and endswith().
+        if plain is None or data[start : start + 7] != self._prefix or data[stop - 2 : stop] != b"\n\n":
+            return False
+        try:
+            if not plain(data[start + self._start if self._start else data.find(b"{", start) : stop - 2]):
+                return False
+        except UNREADABLE:
+            return False
+        self.events += 1
+        self.content_events += 1
+        self.last_s = self.last_content_s = now_s
+        return True
 
     def end(self, now_s: float) -> None:
         """The body ended cleanly. A body that was cut must not come here."""

@@ -149,15 +149,15 @@ class ResponseReader:
             self.close()
             raise
 
-    def alone(self, data: bytes) -> bytes | None:
-        """Take a read of the connection that is exactly one whole chunk of content.
+    @property
+    def alone_at(self) -> Callable[[bytes], int] | None:
+        """Of chunked content: tells where the content of a read begins that is exactly one
+        whole chunk, see :meth:`ChunkedDecoder.alone_at <llmgw.core.chunked.ChunkedDecoder>`.
 
         A way around :meth:`feed` and the sink for the usual read of a token stream.
-
-        :return: the content; ``None`` for any other read, which is for :meth:`feed`.
         """
         chunks = self._chunks
-        return None if chunks is None else chunks.alone(data)
+        return None if chunks is None else chunks.alone_at
 
     def eof(self) -> None:
         """The backend has closed, cleanly or not. Harmless after the end of a response.

@@ -175,26 +175,28 @@ class UsageStripper:
     usage object go (llama-server sends one per choice, others one in all), and
     everything else, ``"usage":null`` fields and comments too, stays byte for
     byte. An event that is not whole yet is held until it is.
+
+    :ivar held: bytes that wait for more.
     """
 
-    __slots__ = ("_held", "_passing", "_skip_lf")
+    __slots__ = ("_passing", "_skip_lf", "held")
 
     def __init__(self) -> None:
-        self._held = b""
+        self.held = b""
         self._passing = False
         self._skip_lf = False
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream; return those that may go on."""
-        if not self._held and not self._skip_lf and data.endswith(b"\n\n") and b'"usage"' not in data:
+        if not self.held and not self._skip_lf and data.endswith(b"\n\n") and b'"usage"' not in data:
             return data
         if self._skip_lf and data:
             # The second half of a CRLF whose first half was taken out.
             self._skip_lf = False
             if data.startswith(b"\n"):
                 data = data[1:]
-        seen = len(self._held)
-        data = self._held + data
+        seen = len(self.held)
+        data = self.held + data
         out: list[bytes] = []
         start = 0
         # An end that was not found before has at least one of the new bytes in it.
@@ -207,17 +209,17 @@ class UsageStripper:
             else:
                 out.append(event)
             self._passing = False
-        self._held = data[start:]
-        if self._passing or len(self._held) > _HOLD_LIMIT:
+        self.held = data[start:]
+        if self._passing or len(self.held) > _HOLD_LIMIT:
             # The last bytes stay: they may be the first half of a blank line.
             self._passing = True
-            out.append(self._held[:-3])
-            self._held = self._held[-3:]
+            out.append(self.held[:-3])
+            self.held = self.held[-3:]
         return b"".join(out)
 
     def end(self) -> bytes:
         """The stream is over; return what was held, unless it is a usage event."""
-        held, self._held = self._held, b""
+        held, self.held = self.held, b""
         if not self._passing and _is_usage_only(held):
             return b"".join(_kept(held))
         return held

@@ -47,9 +47,9 @@ class Outbox:
     def add(self, sender: Sender | TlsSender) -> None:
         """``sender`` is flushed when this turn's events have been handled."""
         waiting = self._waiting
-        waiting.append(sender)
-        if len(waiting) == 1:
+        if not waiting:
             self._later(self._flush)
+        waiting.append(sender)
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -60,29 +60,39 @@ class Outbox:
 class Sender:
     """Writes to one transport. Call it with bytes; it never raises for what the peer did."""
 
-    __slots__ = ("_outbox", "_pending", "_send", "_transport")
+    __slots__ = ("_add", "_pending", "_send", "_transport")
 
     def __init__(self, transport: Any, outbox: Outbox) -> None:
         self._transport = transport
-        self._outbox = outbox
-        self._pending: list[bytes] = []
+        self._add = outbox.add
+        self._pending = b""
         self._send = transport.socket.send
 
     def __call__(self, data: bytes) -> None:
         """Send ``data`` at the end of this turn."""
-        pending = self._pending
-        if not pending:
-            self._outbox.add(self)
-        pending.append(data)
+        if self._pending:
+            self._pending += data
+        else:
+            self._pending = data
+            self._add(self)
 
     def flush(self) -> None:
         """Send what waits now."""
-        pending = self._pending
-        if not pending:
-            return
-        data = pending[0] if len(pending) == 1 else b"".join(pending)
-        pending.clear()
-        _send(self._transport, self._send, data)
+        data = self._pending
+        if data:
+            self._pending = b""
+            transport = self._transport
+            # As in _send, which is not called, as this is done for each event of each stream.
+            if transport._tempDataBuffer or transport.dataBuffer or not transport.connected:
+                transport.write(data)
+                return
+            try:
+                sent = self._send(data)
+            except OSError:
+                transport.write(data)
+                return
+            if sent != len(data):
+                transport.write(data[sent:])
 
     @property
     def is_flushed(self) -> bool:
@@ -94,26 +104,26 @@ class Sender:
 class TlsSender:
     """Writes to TLS of our own: what one turn has brought becomes one record."""
 
-    __slots__ = ("_outbox", "_pending", "_transport")
+    __slots__ = ("_add", "_pending", "_transport")
 
     def __init__(self, transport: Any, outbox: Outbox) -> None:
         self._transport = transport
-        self._outbox = outbox
-        self._pending: list[bytes] = []
+        self._add = outbox.add
+        self._pending = b""
 
     def __call__(self, data: bytes) -> None:
         """Send ``data`` at the end of this turn."""
-        pending = self._pending
-        if not pending:
-            self._outbox.add(self)
-        pending.append(data)
+        if self._pending:
+            self._pending += data
+        else:
+            self._pending = data
+            self._add(self)
 
     def flush(self) -> None:
         """Send what waits now."""
-        pending = self._pending
-        if pending:
-            data = pending[0] if len(pending) == 1 else b"".join(pending)
-            pending.clear()
+        data = self._pending
+        if data:
+            self._pending = b""
             self._transport.write(data)
 
     @property

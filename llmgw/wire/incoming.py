@@ -247,6 +247,17 @@ class Incoming:
             self._out = []
         self._connection.write(data)
 
+    @property
+    def is_chunked(self) -> bool:
+        """The answer that has begun is sent in chunks."""
+        return self._framing == b"chunked"
+
+    def send_framed(self, data: bytes, size: int) -> None:
+        """As :meth:`send` for a chunked answer, of a chunk that is framed already and
+        holds ``size`` bytes of body. Nothing may be waiting."""
+        self.sent_bytes += size
+        self._connection.write(data)
+
     def hold(self, data: bytes) -> None:
         """As :meth:`send`, but the bytes leave with the next write, which is sure to follow."""
         self.sent_bytes += len(data)

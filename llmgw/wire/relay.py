@@ -38,13 +38,13 @@ class Watched:
 
     __slots__ = (
         "_closing",
-        "_last_s",
-        "_observe_gap",
         "_until_s",
         "connection",
         "done",
+        "last_s",
         "lease",
         "meter",
+        "observe_gap",
     )
 
     def __init__(
@@ -54,20 +54,20 @@ class Watched:
         self.meter = meter
         self.lease = lease
         self.done: Later[UpstreamFault | None] = Later(self._cancelled)
-        self._observe_gap = gaps.observe
+        self.observe_gap = gaps.observe
         self._until_s = until_s
-        self._last_s = 0.0
+        self.last_s = 0.0
         self._closing = False
 
     def received(self, data: bytes, now_s: float, last: bool) -> None:
         """A read of the backend's socket."""
         meter = self.meter
         meter.feed(data, now_s)
-        if self._last_s:
-            self._observe_gap(now_s - self._last_s)
-            self.lease.moved_s = self._last_s = now_s
+        if self.last_s:
+            self.observe_gap(now_s - self.last_s)
+            self.lease.moved_s = self.last_s = now_s
         elif meter.first_content_s is not None:
-            self._last_s = now_s
+            self.last_s = now_s
             self.lease.first_token(now_s)
             self.connection.first_token(self._until_s)
         if meter.closed and not self._closing:
@@ -107,16 +107,12 @@ class Relay(Watched):
     :param strip: takes out the usage event that the client did not ask for.
     :param heartbeat_s: silence after which a streaming client is sent a comment;
         0 for never. Only between events, and only while the backend is connected.
+    :cvar express: usual reads may take the shorter way.
     """
 
-    __slots__ = (
-        "_heartbeat_s",
-        "_paced",
-        "_strip",
-        "_sweep",
-        "deadline_s",
-        "incoming",
-    )
+    __slots__ = ("_paced", "_sweep", "deadline_s", "heartbeat_s", "incoming", "strip")
+
+    express = True
 
     def __init__(
         self,
@@ -133,8 +129,8 @@ class Relay(Watched):
     ) -> None:
         super().__init__(connection, meter, lease, gaps=gaps, until_s=until_s)
         self.incoming = incoming
-        self._strip = strip
-        self._heartbeat_s = heartbeat_s
+        self.strip = strip
+        self.heartbeat_s = heartbeat_s
         self._sweep = sweep if heartbeat_s else None
         self._paced = False
         self.deadline_s = NEVER
@@ -143,10 +139,10 @@ class Relay(Watched):
             self._sweep.add(self)
 
     def passed(self, data: bytes, last: bool) -> None:
-        if self._strip is not None:
-            data = self._strip.feed(data)
+        if self.strip is not None:
+            data = self.strip.feed(data)
             if last:
-                data += self._strip.end()
+                data += self.strip.end()
             if not data:
                 self.incoming.flush()  # the head does not wait for an event that is held
                 return
@@ -157,15 +153,17 @@ class Relay(Watched):
         if not self._paced:
             self._paced = True
             self.incoming.stream_from(self.connection)
+            if self.express and self.incoming.is_chunked:
+                self.connection.open_express(self)
         if self._sweep is not None:
-            self.deadline_s = self.connection.clock() + self._heartbeat_s
+            self.deadline_s = self.connection.clock() + self.heartbeat_s
 
     def flush(self) -> None:
         self.incoming.flush()
 
     def expired(self, now_s: float) -> None:
         """From the sweep: the client has heard nothing for a while."""
-        self.deadline_s = now_s + self._heartbeat_s
+        self.deadline_s = now_s + self.heartbeat_s
         meter = self.meter
         # Nor between a CR and the LF that may belong to it.
         if meter.at_line_start and not meter.cut_in_event and not self.connection.lost:
@@ -188,6 +186,7 @@ class CappedRelay(Relay):
     Set :attr:`limit_bytes` before it gets anything.
     """
 
+    express = False
     limit_bytes = 0
 
     def passed(self, data: bytes, last: bool) -> None:

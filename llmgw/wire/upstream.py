@@ -22,17 +22,21 @@ from zope.interface import implementer
 from llmgw.core.http import HttpFault
 from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.eager import sender, take_over
+from llmgw.wire.express import Express
 from llmgw.wire.later import Later
 from llmgw.wire.long_body import LongBody
 from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import NEVER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from twisted.internet.interfaces import ITCPTransport
     from twisted.python.failure import Failure
 
     from llmgw.core.http import ResponseHead
     from llmgw.wire.pool import Pool
+    from llmgw.wire.relay import Relay
     from llmgw.wire.sink import Sink
 
 
@@ -42,6 +46,7 @@ class UpstreamConnection(TwistedProtocol):
 
     :ivar until_s: no response may last beyond this time; whoever reads the
         response may move it.
+    :ivar idle_s: longest silence within this response's body.
     :ivar made_s: monotonic time of its beginning.
     :ivar used: requests that were sent over it.
     :ivar advertised_s: for how long the backend says that it keeps idle
@@ -63,10 +68,11 @@ class UpstreamConnection(TwistedProtocol):
         self._heard = False
         self._paused = False
         self._reading = False
-        self._idle_s = NEVER
+        self.idle_s = NEVER
         self._first_token_s = NEVER
         self._total_s = NEVER
         self._rest: LongBody | None = None
+        self._express: Callable[[bytes], bool] | None = None
         self._closing = False
         self.deadline_s = NEVER
         self.until_s = NEVER
@@ -94,13 +100,12 @@ class UpstreamConnection(TwistedProtocol):
             ready.callback(self)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._sink is not None and not self._parts:
-            content = self._reader.alone(data)
-            if content is not None:
-                now_s = self.clock()
-                deadline_s = now_s + self._idle_s
-                self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
-                self._pass(self._sink, content, now_s, False)
+        if self._express is not None:
+            try:
+                if self._express(data):
+                    return
+            except Exception:
+                self._failed_ourselves()
                 return
         if not self._busy:
             # Bytes that nobody asked for: such a connection is never used again.
@@ -117,8 +122,7 @@ class UpstreamConnection(TwistedProtocol):
             return
         self._reading = False
         if self._parts:
-            deadline_s = now_s + self._idle_s
-            self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
+            self.heard(now_s)
             self._hand_over(now_s)
         elif self._sink is not None and not self._complete:
             self._sink.flush()
@@ -197,7 +201,7 @@ class UpstreamConnection(TwistedProtocol):
         self._heard = False
         self.used += 1
         self._first_token_s = first_token_s
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self.until_s = self._total_s = until_s
         self.deadline_s = min(self.clock() + head_s, until_s)
         self._reader.begin(method)
@@ -229,6 +233,17 @@ class UpstreamConnection(TwistedProtocol):
         elif self._complete:
             self._finish()
 
+    def open_express(self, relay: Relay) -> None:
+        """From now on ``relay`` may get its usual reads by a shorter way, if the content is chunked."""
+        alone_at = self._reader.alone_at
+        if alone_at is not None:
+            self._express = Express(relay, self, alone_at).take
+
+    def heard(self, now_s: float) -> None:
+        """Some of the body came: the next silence counts from now."""
+        deadline_s = now_s + self.idle_s
+        self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
+
     def pause(self) -> None:
         """Stop reading; the idle deadline rests, since the silence is ours."""
         if not self._paused and not self.lost:
@@ -242,12 +257,12 @@ class UpstreamConnection(TwistedProtocol):
             self._paused = False
             if not self.lost:
                 if self._busy:
-                    self.deadline_s = min(self.clock() + self._idle_s, self.until_s)
+                    self.deadline_s = min(self.clock() + self.idle_s, self.until_s)
                 self._transport().resumeProducing()
 
     def abort(self) -> None:
         """Close at once; the sink hears nothing more."""
-        self._sink = None
+        self._sink = self._express = None
         self._busy = False
         self._waiter = None
         self._parts = []
@@ -324,13 +339,17 @@ class UpstreamConnection(TwistedProtocol):
         try:
             sink.received(content, now_s, last)
         except Exception:
-            # A fault of ours must not leave the client waiting for ever.
-            self.log.failure("reading a response failed")
-            self._fail(UpstreamFault("local", "the gateway failed"))
+            self._failed_ourselves()
+
+    def _failed_ourselves(self) -> None:
+        """A fault of ours must not leave the client waiting for ever."""
+        self.log.failure("reading a response failed")
+        self._fail(UpstreamFault("local", "the gateway failed"))
 
     def _finish(self) -> None:
         """The response is complete: free the connection, then tell the sink."""
         sink, self._sink = self._sink, None
+        self._express = None
         self._busy = False
         self.deadline_s = NEVER
         if self._paused:
@@ -353,7 +372,7 @@ class UpstreamConnection(TwistedProtocol):
         waiter, sink = self._waiter, self._sink
         if waiter is None and sink is None:
             self._fault = fault
-        self._waiter = self._sink = None
+        self._waiter = self._sink = self._express = None
         self._parts = [] if sink is not None or waiter is not None else self._parts
         self.deadline_s = NEVER
         if waiter is not None or sink is not None:
