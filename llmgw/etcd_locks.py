@@ -168,7 +168,9 @@ class EtcdLocks:
 
         Once is enough: the word stands under the lease of the backend's lock, and goes with it.
         """
-        if not isinstance(lock, EtcdLock) or self._told_leaving.get(url) == (lock.id, models):
+        if not self.shared or not isinstance(lock, EtcdLock):
+            return
+        if self._told_leaving.get(url) == (lock.id, models):
             return
         if await lock.put_if_ours(self._leaving_of(url), json.dumps(models).encode(), lock.lease):
             self._told_leaving[url] = (lock.id, models)
@@ -182,7 +184,9 @@ class EtcdLocks:
         """Models that gateways let run out, of each backend."""
         first = f"{self._prefix}leaving/".encode()
         request = {"key": b64(first), "range_end": b64(range_end(first)), "serializable": True}
-        found = await self.ask("/v3/kv/range", request) if self.shared and urls else None
+        if not self.shared or not urls:
+            return [frozenset() for _ in urls]
+        found = await self.ask("/v3/kv/range", request, patient=True)  # asked each second: no word in the log
         told: dict[str, frozenset[str]] = {}
         for kv in (found or {}).get("kvs") or []:
             with contextlib.suppress(ValueError, TypeError):
