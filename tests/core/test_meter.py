@@ -717,3 +717,15 @@ def test_white_space_between_field_and_data_is_no_whole_event() -> None:
     odd = b'data: \n{"choices":[{"delta":{"content":"a"}}]}\n\n'
     meter = run("chat", [chunk(content="a"), odd, chunk(content="b")])
     assert (meter.events, meter.content_events) == (3, 2)
+
+
+def test_a_native_end_that_says_nothing_else_finishes() -> None:
+    """It reads like a piece until its ``stop`` is looked at."""
+    meter = Meter("native")
+    meter.begin(200, b"text/event-stream", 0.0)
+    for n in range(3):
+        meter.feed(b'data: {"content":"a","stop":false}\n\n', float(n))
+    end = b'data: {"content":"","stop":true}\n\n'
+    assert not meter.takes_plain(end, 0, len(end), 3.0)
+    meter.feed(end, 3.0)
+    assert (meter.finished, meter.content_events) == (True, 3)
