@@ -356,8 +356,9 @@ class Lane:
             idle_s = 0.5 * (now_s - used_s)
             comers_s = per_token_s * per_token_s / (idle_s if idle_s > self._gap_s else self._gap_s + 1e-6)
         self.squared_s = 0.5 * comers_s + tail * read_s * read_s
-        if eager < 1.0 and herd > 1.0:  # the others try it too: with no more than short prompts
-            self.squared_s += (1.0 - eager) * (1.0 - 1.0 / herd) * per_token_s / pace.uncached
+        if eager < 1.0:  # a trial is for short prompts; the first one less so, if nobody else tries it too
+            short = 1.0 if reading.samples else 1.0 - 1.0 / herd
+            self.squared_s += (1.0 - eager) * short * per_token_s / pace.uncached
         self.per_token_s = read_s * (1.0 + prices.stall * streams + 2.0 * tail * first_s) + comers_s * ahead
 
     def _settle(self, backend: Backend, pace: Pace) -> None:
