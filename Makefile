@@ -26,7 +26,7 @@ PINNED ?= yes
 # Debian packages that the tests need.
 APT := redis-server redis-sentinel etcd-server haproxy openssl chromium faketime slowhttptest prometheus
 
-.PHONY: help run test test-slow docs bench lint format pins audit clean system
+.PHONY: help run test test-slow docs bench regression lint format pins audit clean system
 
 help: ## say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1|/' | column -t -s '|'
@@ -56,6 +56,9 @@ BENCH ?=
 bench: $(VENV)/.test ## llmgw and nginx side by side: CPU for each request and each event
 	@$(MAKE) --no-print-directory system APT='gcc libssl-dev nginx'
 	$(PY) benchmarks/compare.py $(BENCH)
+
+regression: $(VENV)/.test ## whether a request or an event has become dearer: a report
+	@$(PY) benchmarks/regression.py
 
 lint: $(VENV)/.test ## ruff and mypy
 	@$(PY) -m ruff check .

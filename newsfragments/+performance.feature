@@ -1,0 +1,1 @@
+A page on performance: what a request and an event cost beside other gateways, where that goes, how it grows. `make regression` reports whether a change has made them dearer. Tested with Python 3.11 and 3.13.
