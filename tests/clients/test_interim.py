@@ -16,6 +16,7 @@ from harness import SSE_HEAD, Gateway, Line, Received, chunk, eventually, json_r
 from loading.scenes import closing, gateway_before, metrics, states
 from router_brain import RouterBrain, RouterServer
 
+HERE = Path(__file__).parent
 MODELS = [f"m{number}" for number in range(16)]
 WORDS: list[Any] = [{"role": "user", "content": "Hello"}]
 MESSAGE = {
@@ -156,13 +157,19 @@ def test_curl(gateway: Gateway, model: str, interim: str) -> None:
     assert "[DONE]" in ended.stdout
 
 
-@pytest.mark.parametrize("interim", ["102", "sse"])
-def test_openai_for_node(gateway: Gateway, model: str, interim: str) -> None:
-    node, here = shutil.which("node"), Path(__file__).parent
-    if node is None:
+@pytest.fixture
+def node() -> str:
+    """Its program; asked for before a model is, which would else miss its request."""
+    found = shutil.which("node")
+    if found is None:
         pytest.skip("no Node")
-    if not (here / "node_modules" / "openai").is_dir():
+    if not (HERE / "node_modules" / "openai").is_dir():
         pytest.skip("npm ci has not been run in tests/clients; make test does it")
+    return found
+
+
+@pytest.mark.parametrize("interim", ["102", "sse"])
+def test_openai_for_node(node: str, gateway: Gateway, model: str, interim: str) -> None:
     environment = {
         "PATH": os.environ["PATH"],
         "OPENAI_BASE_URL": f"http://127.0.0.1:{gateway.port}/v1",
@@ -171,7 +178,7 @@ def test_openai_for_node(gateway: Gateway, model: str, interim: str) -> None:
         "INTERIM": interim,
     }
     ended = subprocess.run(
-        [node, str(here / "scenarios.mjs"), "held"],
+        [node, str(HERE / "scenarios.mjs"), "held"],
         env=environment,
         capture_output=True,
         text=True,
