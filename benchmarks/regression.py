@@ -4,7 +4,8 @@
 
 Times inside the process (``inside.py``) are divided by those of a fixed piece of Python that is run
 between them, so that a slower machine, or a busy one, slows both: the quotients move by some percent
-between machines and runs, and what has changed by more than a fifth is marked. ``--keep`` makes
+between machines and runs, and what has changed by more than a fifth is marked. Builds of Python differ
+by more than that, so each has figures of its own. ``--keep`` makes
 today's figures those that are kept, in ``results/regression.json``; a change that is meant keeps them
 in its own commit.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -69,8 +71,12 @@ def main() -> None:
     options = parser.parse_args()
     tune_collector()
     now = quotients()
-    kept: dict[str, float] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    shown = Table(title="cost, in multiples of a fixed piece of Python", title_justify="left")
+    python = f"{platform.python_version()}, {platform.python_compiler()}"
+    all_kept: dict[str, dict[str, float]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    kept = all_kept.get(python, {})
+    shown = Table(
+        title=f"cost with Python {python}, in multiples of a fixed piece of it", title_justify="left"
+    )
     for column in ("", "kept", "now", "change"):
         shown.add_column(column, justify="right" if column else "left")
     for name, value in now.items():
@@ -81,7 +87,7 @@ def main() -> None:
         shown.add_row(name, "" if before is None else f"{before:.3f}", f"{value:.3f}", change)
     Console().print(shown)
     if options.keep:
-        KEPT.write_text(json.dumps(now, indent=1) + "\n")
+        KEPT.write_text(json.dumps(all_kept | {python: now}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
