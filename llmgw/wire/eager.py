@@ -41,10 +41,10 @@ class Outbox:
     """Senders with something to send, until the end of the turn."""
 
     def __init__(self, reactor: Any) -> None:
-        self._waiting: list[Sender | TlsSender] = []
+        self._waiting: list[_Gathering] = []
         self._later = _end_of_turn(reactor)
 
-    def add(self, sender: Sender | TlsSender) -> None:
+    def add(self, sender: _Gathering) -> None:
         """``sender`` is flushed when this turn's events have been handled."""
         waiting = self._waiting
         if not waiting:
@@ -57,52 +57,8 @@ class Outbox:
             sender.flush()
 
 
-class Sender:
-    """Writes to one transport. Call it with bytes; it never raises for what the peer did."""
-
-    __slots__ = ("_add", "_pending", "_send", "_transport")
-
-    def __init__(self, transport: Any, outbox: Outbox) -> None:
-        self._transport = transport
-        self._add = outbox.add
-        self._pending = b""
-        self._send = transport.socket.send
-
-    def __call__(self, data: bytes) -> None:
-        """Send ``data`` at the end of this turn."""
-        if self._pending:
-            self._pending += data
-        else:
-            self._pending = data
-            self._add(self)
-
-    def flush(self) -> None:
-        """Send what waits now."""
-        data = self._pending
-        if data:
-            self._pending = b""
-            transport = self._transport
-            # As in _send, which is not called, as this is done for each event of each stream.
-            if transport._tempDataBuffer or transport.dataBuffer or not transport.connected:
-                transport.write(data)
-                return
-            try:
-                sent = self._send(data)
-            except OSError:
-                transport.write(data)
-                return
-            if sent != len(data):
-                transport.write(data[sent:])
-
-    @property
-    def is_flushed(self) -> bool:
-        """Everything has left for the kernel."""
-        transport = self._transport
-        return not (self._pending or transport._tempDataBuffer or transport.dataBuffer)
-
-
-class TlsSender:
-    """Writes to TLS of our own: what one turn has brought becomes one record."""
+class _Gathering:
+    """What is written in one turn leaves in one piece at its end."""
 
     __slots__ = ("_add", "_pending", "_transport")
 
@@ -118,6 +74,39 @@ class TlsSender:
         else:
             self._pending = data
             self._add(self)
+
+    def flush(self) -> None:
+        """Send what waits now."""
+        raise NotImplementedError
+
+
+class Sender(_Gathering):
+    """Writes to one transport. Call it with bytes; it never raises for what the peer did."""
+
+    __slots__ = ("_send",)
+
+    def __init__(self, transport: Any, outbox: Outbox) -> None:
+        super().__init__(transport, outbox)
+        self._send = transport.socket.send
+
+    def flush(self) -> None:
+        """Send what waits now."""
+        data = self._pending
+        if data:
+            self._pending = b""
+            _send(self._transport, self._send, data)
+
+    @property
+    def is_flushed(self) -> bool:
+        """Everything has left for the kernel."""
+        transport = self._transport
+        return not (self._pending or transport._tempDataBuffer or transport.dataBuffer)
+
+
+class TlsSender(_Gathering):
+    """Writes to TLS of our own: what one turn has brought becomes one record."""
+
+    __slots__ = ()
 
     def flush(self) -> None:
         """Send what waits now."""

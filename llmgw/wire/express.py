@@ -52,8 +52,7 @@ class Express:
         stop = len(data) - 2
         if not self._takes_plain(data, start, stop, now_s):
             return False
-        deadline_s = now_s + connection.idle_s
-        connection.deadline_s = deadline_s if deadline_s < connection.until_s else connection.until_s
+        connection.heard(now_s)
         self._observe_gap(now_s - relay.last_s)
         relay.lease.moved_s = relay.last_s = now_s
         relay.incoming.send_framed(data, stop - start)

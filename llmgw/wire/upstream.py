@@ -46,7 +46,6 @@ class UpstreamConnection(TwistedProtocol):
 
     :ivar until_s: no response may last beyond this time; whoever reads the
         response may move it.
-    :ivar idle_s: longest silence within this response's body.
     :ivar made_s: monotonic time of its beginning.
     :ivar used: requests that were sent over it.
     :ivar advertised_s: for how long the backend says that it keeps idle
@@ -68,7 +67,7 @@ class UpstreamConnection(TwistedProtocol):
         self._heard = False
         self._paused = False
         self._reading = False
-        self.idle_s = NEVER
+        self._idle_s = NEVER
         self._first_token_s = NEVER
         self._total_s = NEVER
         self._rest: LongBody | None = None
@@ -201,7 +200,7 @@ class UpstreamConnection(TwistedProtocol):
         self._heard = False
         self.used += 1
         self._first_token_s = first_token_s
-        self.idle_s = idle_s
+        self._idle_s = idle_s
         self.until_s = self._total_s = until_s
         self.deadline_s = min(self.clock() + head_s, until_s)
         self._reader.begin(method)
@@ -241,7 +240,7 @@ class UpstreamConnection(TwistedProtocol):
 
     def heard(self, now_s: float) -> None:
         """Some of the body came: the next silence counts from now."""
-        deadline_s = now_s + self.idle_s
+        deadline_s = now_s + self._idle_s
         self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
 
     def pause(self) -> None:
@@ -257,7 +256,7 @@ class UpstreamConnection(TwistedProtocol):
             self._paused = False
             if not self.lost:
                 if self._busy:
-                    self.deadline_s = min(self.clock() + self.idle_s, self.until_s)
+                    self.deadline_s = min(self.clock() + self._idle_s, self.until_s)
                 self._transport().resumeProducing()
 
     def abort(self) -> None:
