@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Answer, Gateway, chat_body, eventually, post
@@ -69,6 +70,18 @@ def all_ready(*gateways: Gateway) -> None:
     """Wait until they are."""
     for gateway in gateways:
         eventually(functools.partial(is_ready, gateway))
+
+
+def two_gateways(stack: ExitStack, folder: Path, *servers: RouterServer, **options: Any) -> list[Gateway]:
+    """Both before the same servers and ready, until ``stack`` ends.
+
+    :param options: of ``gateway_before``.
+    """
+    found = [
+        stack.enter_context(gateway_before(folder / name, *servers, **options)) for name in ("one", "two")
+    ]
+    all_ready(*found)
+    return found
 
 
 def test_fifty_clients_three_cold_models_two_instances_of_one_model_each(tmp_path: Path) -> None:
@@ -132,11 +145,7 @@ def test_two_gateways_that_share_a_store_load_once(tmp_path: Path, redis_server:
     config = f'[store]\nurl = "{redis_server.url}"\n'
     with ExitStack() as stack:
         stack.enter_context(closing(*servers))
-        gateways = [
-            stack.enter_context(gateway_before(tmp_path / name, *servers, min_stay_s=1.0, config=config))
-            for name in ("one", "two")
-        ]
-        all_ready(*gateways)
+        gateways = two_gateways(stack, tmp_path, *servers, min_stay_s=1.0, config=config)
         crowd = Crowd()
         asked = [crowd.ask(gateways[number % 2], MODELS[number % 3]) for number in range(36)]
         assert statuses(asked) == {200: 36}
@@ -152,11 +161,7 @@ def test_a_failure_that_one_gateway_met_reaches_those_who_wait_at_the_other(
     config = f'[store]\nurl = "{redis_server.url}"\n'
     with ExitStack() as stack:
         stack.enter_context(closing(server))
-        gateways = [
-            stack.enter_context(gateway_before(tmp_path / name, server, config=config))
-            for name in ("one", "two")
-        ]
-        all_ready(*gateways)
+        gateways = two_gateways(stack, tmp_path, server, config=config)
         crowd = Crowd()
         asked = [crowd.ask(gateway, "m") for gateway in gateways for _ in range(3)]
         for each in asked:
@@ -181,11 +186,7 @@ def test_what_one_gateway_lets_run_out_gets_nothing_new_from_the_other(
     config = sharing(shared, request)
     with ExitStack() as stack:
         stack.enter_context(closing(server))
-        first, second = (
-            stack.enter_context(gateway_before(tmp_path / name, server, config=config, min_stay_s=0.5))
-            for name in ("one", "two")
-        )
-        all_ready(first, second)
+        first, second = two_gateways(stack, tmp_path, server, config=config, min_stay_s=0.5)
         crowd = Crowd()
         server.held.clear()
         working = crowd.ask(second, "m")
@@ -211,11 +212,7 @@ def test_failures_at_each_instance_are_known_to_a_gateway_that_comes_later(
     config = sharing(shared, request)
     with ExitStack() as stack:
         stack.enter_context(closing(*servers))
-        first, second = (
-            stack.enter_context(gateway_before(tmp_path / name, *servers, config=config, backoff_s=60.0))
-            for name in ("one", "two")
-        )
-        all_ready(first, second)
+        first, second = two_gateways(stack, tmp_path, *servers, config=config, backoff_s=60.0)
         loads = [server.brain.loads for server in servers]
         for gateway in (first, second):
             answer = gateway.ask(post(body=chat_body("c")))
@@ -257,11 +254,7 @@ def test_the_lock_of_a_gateway_that_died_passes_on(
 
     with ExitStack() as stack:
         stack.enter_context(closing(server))
-        first, second = (
-            stack.enter_context(gateway_before(tmp_path / name, server, config=config, hold="min_s = 40.0"))
-            for name in ("one", "two")
-        )
-        all_ready(first, second)
+        first, second = two_gateways(stack, tmp_path, server, config=config, hold="min_s = 40.0")
         crowd = Crowd()
         server.held.clear()
         working = crowd.ask(second, "m")
@@ -290,11 +283,7 @@ def test_what_they_share_goes_away_in_the_middle_of_loads(
     config = sharing(shared, request)
     with ExitStack() as stack:
         stack.enter_context(closing(*servers))
-        gateways = [
-            stack.enter_context(gateway_before(tmp_path / name, *servers, min_stay_s=1.0, config=config))
-            for name in ("one", "two")
-        ]
-        all_ready(*gateways)
+        gateways = two_gateways(stack, tmp_path, *servers, min_stay_s=1.0, config=config)
         crowd = Crowd()
         asked = [crowd.ask(gateways[number % 2], MODELS[number % 3]) for number in range(36)]
         eventually(lambda: any(server.brain.loads for server in servers))
@@ -321,12 +310,7 @@ def test_two_gateways_that_share_an_etcd_load_once(tmp_path: Path, etcd: Etcd) -
     config = f'[[discovery]]\nplugin = "etcd"\nendpoints = ["{etcd.url}"]\n'
     with ExitStack() as stack:
         stack.enter_context(closing(*servers))
-        gateways = [
-            stack.enter_context(
-                gateway_before(tmp_path / name, *servers, config=config, min_stay_s=1.0, backoff_s=30.0)
-            )
-            for name in ("one", "two")
-        ]
+        gateways = two_gateways(stack, tmp_path, *servers, config=config, min_stay_s=1.0, backoff_s=30.0)
         for gateway in gateways:
             eventually(functools.partial(knows_models, gateway))
         crowd = Crowd()
