@@ -2,7 +2,9 @@
 
 A stream changes its deadline with every chunk. A ``callLater`` for each would
 cost more than relaying the chunk, so whoever has a deadline stores a float and
-one sweep looks at all of them.
+one sweep looks at all of them. Deadlines that pass together, such as those of an
+attacker's hundreds of connections, are told in pieces, one for each turn of the
+reactor, so that whoever else has something to do waits for one piece only.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from twisted.logger import Logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twisted.internet.interfaces import IReactorTime
+    from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 NEVER = float("inf")
+AT_ONCE = 8
+"""As many members are told in one turn; closing a connection under TLS takes some 0.1 ms."""
 
 
 class Timed(Protocol):
@@ -42,8 +46,11 @@ class Sweep:
         self.clock = clock
         self.every_s = every_s
         self._members: set[Timed] = set()
+        self._reactor = reactor
         self._loop = LoopingCall(self._look)
         self._loop.clock = reactor
+        self._due: list[Timed] = []
+        self._next: IDelayedCall | None = None
 
     def add(self, member: Timed) -> None:
         """Watch ``member`` until it is discarded."""
@@ -64,15 +71,32 @@ class Sweep:
         """End; members are forgotten."""
         if self._loop.running:
             self._loop.stop()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        self._due.clear()
         self._members.clear()
 
     def _look(self) -> None:
         now_s = self.clock()
-        for member in [m for m in self._members if m.deadline_s <= now_s]:
-            if member.deadline_s > now_s:
-                continue  # moved by what another one's end has brought about
+        self._due = [member for member in self._members if member.deadline_s <= now_s]
+        if self._due and self._next is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tell those that are due, and the rest of them in the next turn."""
+        self._next = None
+        now_s = self.clock()
+        for _ in range(AT_ONCE):
+            if not self._due:
+                return
+            member = self._due.pop()
+            if member.deadline_s > now_s or member not in self._members:
+                continue  # moved or ended by what has come about meanwhile
             try:
                 member.expired(now_s)
             except Exception:
                 self._members.discard(member)
                 self.log.failure("a deadline of {member} failed", member=type(member).__name__)
+        if self._due:
+            self._next = self._reactor.callLater(0, self._tell)
