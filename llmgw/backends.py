@@ -23,6 +23,7 @@ from llmgw.core.http import HeadLimits
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, ConfigFault
 from llmgw.gateway.backend_http import Outbound
 from llmgw.gateway.gateway import Upstream
+from llmgw.health.looks import one_line
 from llmgw.health.target import Target
 from llmgw.values import HealthReport
 from llmgw.wire.pool import Pool, endpoint_for, tls_options
@@ -282,8 +283,8 @@ class Backends:
 
     def _reported(self, id: str, target: Target, report: HealthReport) -> None:
         """A look at a backend is over; it may have shown that its models are loaded by name."""
-        self._fleet.report(id, report, self._sweep.clock())
         self._tell(id, report)
+        self._fleet.report(id, self._with_loaders_word(id, report), self._sweep.clock())
         backend = self._gateway.upstreams[id].config
         if backend.loader is not None or report.kind is None:
             return
@@ -293,6 +294,14 @@ class Backends:
             self._have_loaded(backend, target, LoaderConfig("llamacpp-router"), found=True)
         elif report.role != "router" and shelf is not None and shelf.found:
             self._loads.drop(id)
+
+    def _with_loaders_word(self, id: str, report: HealthReport) -> HealthReport:
+        """``report``, and why the backend's models cannot be loaded, which its log line told once."""
+        shelf = self._loads.shelves.get(id)
+        if shelf is None or not shelf.silent or not report.alive or report.loading:
+            return report
+        joined = f"{report.detail}, and" if report.detail.startswith("ok, but ") else "ok, but"
+        return replace(report, detail=one_line(f"{joined} {shelf.silent}"))
 
     def _tell(self, id: str, report: HealthReport) -> None:
         """Into the log, when a look says something else than the one before."""

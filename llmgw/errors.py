@@ -196,6 +196,11 @@ class LoadUndone(ModelLoading):
     first. It may be tried again."""
 
 
+class ForeignServer(ModelLoading):
+    """The server answers, and what answers is none that this loader knows. Nothing is loaded there
+    by name: whatever it serves, it serves."""
+
+
 class UpstreamTimeout(GatewayError):
     """504."""
 

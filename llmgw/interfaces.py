@@ -326,7 +326,11 @@ class IModelLoader(Interface):
     """
 
     def models() -> Deferred[Mapping[str, str]]:
-        """:return: name to state: ``loaded``, ``loading``, ``unloaded``, ``failed``."""
+        """:return: name to state: ``loaded``, ``loading``, ``unloaded``, ``failed``.
+
+        :raise llmgw.errors.ForeignServer: the server is none of this loader's; it is treated as one
+            without a loader until it tells. Anything else: it cannot tell now.
+        """
 
     def load(model: str) -> Deferred[None]:
         """Fires when ``model`` is ready. Cancelling forgets the wait; the load may go on.

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from llmgw.core.placement import Instance, Resident
 from llmgw.core.stock import Stock
+from llmgw.errors import ForeignServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +43,7 @@ class Shelf:
     :ivar changing: room is being made there by us.
     :ivar loading: what we have asked it to load: each fires when it is seen to be loaded.
     :ivar silent: why the last look failed, in words; ``""`` if it did not.
+    :ivar foreign: the server is none of the loader's: it has no shelf for now.
     :ivar answered: some look did not fail.
     :ivar rest_until_s: nothing is moved there before: a busy model did not run out.
     """
@@ -68,6 +70,7 @@ class Shelf:
         self.changing = False
         self.loading: dict[str, Deferred[None]] = {}
         self.silent = ""
+        self.foreign = False
         self.answered = False
         self.interval_s = 2.0
         self.rest_until_s = -inf
@@ -148,14 +151,31 @@ class Shelf:
         except CancelledError:
             raise
         except Exception as error:
-            silent = str(error) or type(error).__name__
-            if not self.silent:
+            silent, foreign = str(error) or type(error).__name__, isinstance(error, ForeignServer)
+            if foreign and not self.foreign:
+                self._find_foreign(silent)
+            elif not foreign and not self.silent:
                 self.log.warn("backend {backend}: cannot tell its models: {why}", backend=self.id, why=silent)
             self.silent = silent
             return
-        self.silent = ""
+        if self.foreign:
+            self.log.info("backend {backend}: its models can be loaded by name", backend=self.id)
+        self.silent, self.foreign = "", False
         if version == self._version:
             self._take(told)
+
+    def _find_foreign(self, why: str) -> None:
+        """From now on it is as if it had no loader; it is asked on, for it may be exchanged."""
+        self.log.warn(
+            "backend {backend}: {why}: nothing is loaded there by name, what it serves it serves",
+            backend=self.id,
+            why=why,
+        )
+        self.foreign, self.answered = True, False
+        self.states, self.since_s = {}, {}
+        self.leaving.clear()
+        self._version += 1
+        self.publish()
 
     async def told(self, within_s: float) -> Mapping[str, str]:
         """What the loader tells now, taken at its word; nothing where it tells nothing."""
@@ -225,6 +245,9 @@ class Shelf:
 
     def publish(self) -> None:
         """Tell the fleet."""
+        if self.foreign:
+            self._fleet.stock(self.id, None, self._clock())
+            return
         names = tuple(self.states)
         if self.backend.models is not None:
             names = self.backend.models
@@ -252,7 +275,9 @@ class Shelf:
         return bool(getattr(self.loader, "starts_server", False))
 
     def has(self, model: str) -> bool:
-        """It could serve ``model``."""
+        """It could serve ``model``, were it loaded."""
+        if self.foreign:
+            return False
         if self.backend.models is not None:
             return model in self.backend.models
         return model in self.states

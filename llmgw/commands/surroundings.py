@@ -51,9 +51,11 @@ class Told(Struct):
     """What a backend says of itself; ``None``: it does not tell.
 
     :param answers: HTTP is spoken there.
+    :param kind: what it is, where it shows.
     """
 
     answers: bool = False
+    kind: str | None = None
     models: tuple[str, ...] | None = None
     slots: int | None = None
     context_length: int | None = None
@@ -120,9 +122,52 @@ def _ask_backend(index: int, backend: BackendConfig) -> tuple[Told, list[Finding
     told.models = _model_names(raw) if listed == 200 else None
     if props == 200:
         _take_props(told, facts)
+    if not findings:
+        if told.kind is None and _wants_to_know(backend):
+            told.kind = "ollama" if asked.has("/api/tags") and asked.has("/api/ps") else None
+        findings += _of_its_kind(where, backend, told)
     findings += _compared(where, backend, told)
     findings += asked.certificate(where)
     return told, findings
+
+
+_KINDS = {"llama-server": "a llama-server", "ollama": "an Ollama"}
+_LOST = {
+    "llama-server": "what is not streamed is asked as llama-server would be",
+    "openai": "a call that is not streamed keeps its slot when its client leaves",
+    "ollama": "it has none of Ollama's paths",
+}
+"""What a wrong ``kind`` costs."""
+
+
+def _wants_to_know(backend: BackendConfig) -> bool:
+    """Whether it is an Ollama matters."""
+    return backend.kind != "auto" or _loader_of(backend) == "ollama"
+
+
+def _loader_of(backend: BackendConfig) -> str | None:
+    if backend.loader is not None:
+        return backend.loader.plugin
+    return "ollama" if backend.kind == "ollama" else None
+
+
+def _of_its_kind(where: str, backend: BackendConfig, told: Told) -> Iterable[Finding]:
+    """The server is another one than its table says."""
+    loader = _loader_of(backend)
+    key, value = ("kind", backend.kind) if backend.loader is None else ("loader", loader)
+    if (loader == "ollama" and told.kind != "ollama") or (loader == "llamacpp-router" and not told.router):
+        lost = "nothing is loaded there by name"
+    elif backend.kind not in ("auto", told.kind or "openai"):
+        key, value, lost = "kind", backend.kind, _LOST[backend.kind]
+        if told.kind == "ollama":
+            lost = "requests to /api/ and loads by name are not for it"
+    else:
+        return
+    seen = _KINDS.get(told.kind or "", "neither llama-server nor Ollama")
+    if value == "llamacpp-router" and told.kind == "llama-server":
+        seen += " that is not in router mode"
+    cure = 'Set kind = "ollama"' if told.kind == "ollama" else "Take the key out, or correct the url"
+    yield Finding(f"{where}.{key}", f'{backend.id} seems to be {seen}, not "{value}": {lost}', cure)
 
 
 def _compared(where: str, backend: BackendConfig, told: Told) -> Iterable[Finding]:
@@ -208,6 +253,14 @@ class _Asked:
                 raise
             raise OSError(f"no HTTP response: {error}") from None  # http.client's own kind
 
+    def has(self, path: str) -> bool:
+        """It answers there with JSON."""
+        try:
+            status, body = self.get(path)
+            return status == 200 and isinstance(json.loads(body), dict)
+        except (OSError, ValueError, RecursionError):
+            return False
+
     def certificate(self, where: str) -> Iterable[Finding]:
         """One that runs out soon."""
         parts = urlsplit(self._backend.url)
@@ -250,6 +303,8 @@ def _take_props(told: Told, raw: bytes) -> None:
         context = (props.get("default_generation_settings") or {}).get("n_ctx")
     except (ValueError, AttributeError, RecursionError):
         return
+    if told.router or isinstance(slots, int):
+        told.kind = "llama-server"
     told.slots = slots if isinstance(slots, int) and slots > 0 else None
     told.context_length = context if isinstance(context, int) and context > 0 else None
 
@@ -313,9 +368,8 @@ def _alone(config: Config, told: Mapping[str, Told]) -> Iterable[Finding]:
 
 
 def _loads_by_name(backend: BackendConfig, told: Mapping[str, Told]) -> bool:
-    if backend.loader is not None:
-        return backend.loader.plugin not in ("none", "command")
-    return backend.kind == "ollama" or told[backend.id].router
+    loader = _loader_of(backend)
+    return loader not in ("none", "command") if loader is not None else told[backend.id].router
 
 
 def _keys(config: Config, told: Mapping[str, Told]) -> Iterable[Finding]:

@@ -320,6 +320,10 @@ class Member:
         """
         self.health = report
         self.profile.reported(report, now_s)
+        known = (self._models, self._slots, self._context)
+        if report.alive and self.down is not None and not self._rises:
+            # Another server may have come up there. Its names stay until it tells others.
+            self.kind = self.role = self._slots = self._context = None
         if report.alive:
             self._lives(report.loading, now_s)
         else:
@@ -332,7 +336,7 @@ class Member:
         )
         self.kind = report.kind or self.kind
         self.role = report.role if report.kind else self.role
-        if told != (self._models, self._slots, self._context):
+        if told != known:
             self._models, self._slots, self._context = told
             self.configure(self.spec)
         return before != (self.models, self.window)

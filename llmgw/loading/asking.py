@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from llmgw.errors import ConfigError, ConfigFault, ModelLoading
+from llmgw.errors import ConfigError, ConfigFault, ForeignServer, ModelLoading
 
 if TYPE_CHECKING:
     from llmgw.interfaces import IHealthTarget
 
 REASON_BYTES = 300
 """So much of a server's own words is told."""
+NO_SUCH_PATH = (404, 405, 501)
 
 
 class Options:
@@ -90,8 +91,14 @@ def entries(said: Any, key: str) -> list[Mapping[str, Any]]:
     return [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
 
 
-def strange(path: str, status: int, said: Any) -> ModelLoading:
-    """The states of the models cannot be told."""
+def strange(path: str, status: int, said: Any, wanted: str) -> ModelLoading:
+    """The states of the models cannot be told: not now, or not by a server of this kind.
+
+    :param wanted: what it would have to be.
+    """
+    if status in NO_SUCH_PATH or status == 200:
+        told = "no list of models" if status == 200 else f"{status}"
+        return ForeignServer(f"it is no {wanted} ({told} from {path})")
     return ModelLoading(f"{path} says: {words_of(status, said)}")
 
 

@@ -116,7 +116,7 @@ class LlamaCppRouter:
     async def _models(self) -> Mapping[str, str]:
         status, said = await get_json(self._target, "/models", self._timeout_s)
         if status != 200 or not isinstance(said, Mapping):
-            raise strange("/models", status, said)
+            raise strange("/models", status, said, "llama-server in router mode")
         if self.capacity is None:
             await self._learn_capacity()
         states: dict[str, str] = {}

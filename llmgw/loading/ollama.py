@@ -68,7 +68,7 @@ class Ollama:
         for path, state in (("/api/tags", "unloaded"), ("/api/ps", "loaded")):
             status, said = await get_json(self._target, path, self._timeout_s)
             if status != 200 or not isinstance(said, Mapping):
-                raise strange(path, status, said)
+                raise strange(path, status, said, "Ollama")
             for entry in entries(said, "models"):
                 name = entry.get("name") or entry.get("model")
                 if not isinstance(name, str) or not name:

@@ -306,3 +306,47 @@ def test_workers_are_judged_as_they_would_start(tmp_path: Path) -> None:
     alone = CliRunner().invoke(check, [str(path), "--offline"])
     assert alone.exit_code == 1
     assert "rate_limiter.url" in alone.output
+
+
+# --- a server of another kind ---------------------------------------------------
+
+KINDS = {
+    "llama-server": LLAMA,
+    "router": {"/props": {"role": "router"}, "/models": {"data": []}},
+    "openai": {"/v1/models": {"data": [{"id": "m"}]}},
+    "ollama": {"/v1/models": {"data": [{"id": "m"}]}, "/api/tags": {"models": []}, "/api/ps": {"models": []}},
+}
+
+
+@pytest.mark.parametrize("setting", ["auto", *KINDS])
+@pytest.mark.parametrize("what", KINDS)
+def test_a_server_that_is_not_what_its_table_says(tmp_path, what, setting, monkeypatch):
+    monkeypatch.setattr("harness.PROBES", tuple({path for paths in KINDS.values() for path in paths}))
+    backend = Scripted(probes={path: json_response(body) for path, body in KINDS[what].items()})
+    key = 'loader = "llamacpp-router"' if setting == "router" else f'kind = "{setting}"'
+    found = findings(write(tmp_path, backend_table(backend, "a", key)))
+    backend.close()
+    good = setting in ("auto", what) or (what, setting) == ("router", "llama-server")
+    assert set(found) == (set() if good else {f"backends[0].{key.split()[0]}"})
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ('kind = "ollama"', 'a llama-server, not "ollama": nothing is loaded there by name'),
+        (
+            'loader = "llamacpp-router"',
+            'a llama-server that is not in router mode, not "llamacpp-router": '
+            "nothing is loaded there by name",
+        ),
+        (
+            'kind = "openai"',
+            'a llama-server, not "openai": a call that is not streamed keeps its slot when its client leaves',
+        ),
+    ],
+)
+def test_what_another_kind_of_server_costs_is_told(tmp_path, server, key, told):
+    found = findings(write(tmp_path, backend_table(server, "a", key)))
+    assert found == {
+        f"backends[0].{key.split()[0]}": (f"a seems to be {told}", "Take the key out, or correct the url")
+    }

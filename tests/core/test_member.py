@@ -201,3 +201,19 @@ def test_slots_and_kind_are_learnt_and_the_profile_stays() -> None:
     assert after.slots == 4
     assert after.profile is before.profile
     assert subject.members["b0"].kind == "llama-server"
+
+
+def test_what_comes_up_after_a_death_is_not_taken_for_what_was_there() -> None:
+    subject = fleet(1, models=None)
+    told = HealthReport(
+        alive=True, slots=4, kind="llama-server", role="router", context_length=8, models=("m",)
+    )
+    report(subject, "b0", told)
+    report(subject, "b0", [REFUSED, REFUSED, REFUSED])
+    member = subject.members["b0"]
+    assert (member.kind, member.backend.slots) == ("llama-server", 4)
+    report(subject, "b0", ALIVE)
+    assert (member.kind, member.role, member.backend.slots, member.backend.context_length) == (None,) * 4
+    assert member.models == ("m",)
+    report(subject, "b0", [HealthReport(alive=True, slots=2), ALIVE])
+    assert member.backend.slots == 2

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from llmgw import testing
-from llmgw.errors import ConfigError, ModelLoading
+from llmgw.errors import ConfigError, ForeignServer, ModelLoading
 from llmgw.loading.ollama import Ollama, OllamaFactory
 from llmgw.testing.fakes import Answer, FakeHealthTarget
 
@@ -119,7 +119,7 @@ def test_a_load_without_end_is_given_up() -> None:
 def test_what_is_no_ollama_is_told() -> None:
     clock = Clock()
     loader = Ollama(FakeHealthTarget(clock, otherwise=(404, b"<html>")))
-    with pytest.raises(ModelLoading, match="/api/tags says"):
+    with pytest.raises(ForeignServer, match=r"it is no Ollama \(404 from /api/tags\)"):
         wait(clock, loader.models())
 
 
