@@ -1,4 +1,4 @@
-"""Writing at the end of the turn, straight to the socket.
+"""Writing at the end of the turn, straight to the socket; and reading without a detour.
 
 Twisted's ``transport.write`` buffers, asks the reactor to watch for
 writability and sends in the next turn: two ``epoll_ctl`` calls and one more
@@ -10,9 +10,10 @@ been handled: the readers of many streams are then woken together. A wake-up of
 a sleeping peer costs the sender more than the rest of the event.
 
 This is the one place that reads private fields of Twisted (``_tempDataBuffer``
-and ``dataBuffer`` of ``twisted.internet.abstract.FileDescriptor``,
-``threadCallQueue`` of ``twisted.internet.base.ReactorBase``). Wherever they are
-not as expected, public ways are used.
+and ``dataBuffer`` of ``twisted.internet.abstract.FileDescriptor``, ``_dataReceived``
+of ``twisted.internet.tcp.Connection``, ``threadCallQueue`` of
+``twisted.internet.base.ReactorBase``). Wherever they are not as expected, public
+ways are used.
 
 1. Only for plain TCP and unix transports, and TLS of our own on these; foreign ones use ``write``.
 2. What the socket does not take goes to ``write``, so ordering, back-pressure
@@ -26,6 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.base import ReactorBase
+from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.tcp import Connection
 
 try:
@@ -38,21 +40,22 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """Senders with something to send, until the end of the turn."""
+    """Senders with something to send, until the end of the turn.
+
+    :ivar waiting: they are flushed when this turn's events have been handled; who
+        adds the first one calls :meth:`wake`.
+    """
 
     def __init__(self, reactor: Any) -> None:
-        self._waiting: list[_Gathering] = []
+        self.waiting: list[_Gathering] = []
         self._later = _end_of_turn(reactor)
 
-    def add(self, sender: _Gathering) -> None:
-        """``sender`` is flushed when this turn's events have been handled."""
-        waiting = self._waiting
-        if not waiting:
-            self._later(self._flush)
-        waiting.append(sender)
+    def wake(self) -> None:
+        """Somebody is about to wait."""
+        self._later(self._flush)
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         for sender in waiting:
             sender.flush()
 
@@ -60,20 +63,24 @@ class Outbox:
 class _Gathering:
     """What is written in one turn leaves in one piece at its end."""
 
-    __slots__ = ("_add", "_pending", "_transport")
+    __slots__ = ("_outbox", "_pending", "_transport")
 
     def __init__(self, transport: Any, outbox: Outbox) -> None:
         self._transport = transport
-        self._add = outbox.add
+        self._outbox = outbox
         self._pending = b""
 
     def __call__(self, data: bytes) -> None:
         """Send ``data`` at the end of this turn."""
         if self._pending:
             self._pending += data
-        else:
-            self._pending = data
-            self._add(self)
+            return
+        self._pending = data
+        outbox = self._outbox
+        waiting = outbox.waiting
+        if not waiting:
+            outbox.wake()
+        waiting.append(self)
 
     def flush(self) -> None:
         """Send what waits now."""
@@ -83,24 +90,36 @@ class _Gathering:
 class Sender(_Gathering):
     """Writes to one transport. Call it with bytes; it never raises for what the peer did."""
 
-    __slots__ = ("_send",)
+    __slots__ = ("_left", "_send")
 
     def __init__(self, transport: Any, outbox: Outbox) -> None:
         super().__init__(transport, outbox)
         self._send = transport.socket.send
+        self._left = _is_waiting(transport)  # something with the transport, the last time that we looked
 
     def flush(self) -> None:
         """Send what waits now."""
         data = self._pending
-        if data:
-            self._pending = b""
-            _send(self._transport, self._send, data)
+        if not data:
+            return
+        self._pending = b""
+        if self._left:
+            self._left = _is_waiting(self._transport)
+        if not self._left:
+            try:
+                sent = self._send(data)
+            except OSError:
+                sent = 0  # see _send
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._left = True
+        self._transport.write(data)
 
     @property
     def is_flushed(self) -> bool:
         """Everything has left for the kernel."""
-        transport = self._transport
-        return not (self._pending or transport._tempDataBuffer or transport.dataBuffer)
+        return not (self._pending or _is_waiting(self._transport))
 
 
 class TlsSender(_Gathering):
@@ -161,8 +180,13 @@ def send_at_once(transport: Any) -> Callable[[bytes], None]:
     return partial(_send, transport, transport.socket.send)
 
 
+def _is_waiting(transport: Any) -> bool:
+    """What was written earlier has not left yet: what is written now must queue behind it."""
+    return bool(transport._tempDataBuffer or transport.dataBuffer)
+
+
 def _send(transport: Any, send: Callable[[bytes], int], data: bytes) -> None:
-    if transport._tempDataBuffer or transport.dataBuffer or not transport.connected:
+    if _is_waiting(transport) or not transport.connected:
         transport.write(data)
         return
     try:
@@ -176,6 +200,36 @@ def _send(transport: Any, send: Callable[[bytes], int], data: bytes) -> None:
         transport.write(data[sent:])
 
 
+def read_by(transport: Any, take: Callable[[bytes], bool]) -> bool:
+    """Let ``take`` see each read of a plain transport first.
+
+    :param take: tells whether it has taken the bytes, else they go to the protocol as ever.
+        It never raises.
+    :return: whether it can be so; :func:`read_as_ever` ends it.
+    """
+    if not _is_socket(transport):
+        return False
+    receive, size, to_protocol = transport.socket.recv, transport.bufferSize, transport._dataReceived
+
+    # As twisted.internet.tcp.Connection.doRead, two calls of functions shorter.
+    def read() -> Any:
+        try:
+            data = receive(size)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_LOST
+        return None if data and take(data) else to_protocol(data)
+
+    transport.doRead = read
+    return True
+
+
+def read_as_ever(transport: Any) -> None:
+    """All reads go to the protocol again."""
+    transport.__dict__.pop("doRead", None)
+
+
 def _is_socket(transport: Any) -> bool:
     """A plain transport with the private fields that this module reads."""
     return (
@@ -183,6 +237,7 @@ def _is_socket(transport: Any) -> bool:
         and not getattr(transport, "TLS", False)
         and hasattr(transport, "_tempDataBuffer")
         and hasattr(transport, "dataBuffer")
+        and hasattr(transport, "_dataReceived")
     )
 
 

@@ -27,7 +27,17 @@ class Express:
         <llmgw.core.response_reader.ResponseReader>`.
     """
 
-    __slots__ = ("_alone_at", "_connection", "_observe_gap", "_relay", "_strip", "_takes_plain")
+    __slots__ = (
+        "_alone_at",
+        "_clock",
+        "_connection",
+        "_incoming",
+        "_lease",
+        "_observe_gap",
+        "_relay",
+        "_strip",
+        "_takes_plain",
+    )
 
     def __init__(
         self, relay: Relay, connection: UpstreamConnection, alone_at: Callable[[bytes], int]
@@ -35,6 +45,9 @@ class Express:
         self._relay = relay
         self._connection = connection
         self._alone_at = alone_at
+        self._clock = connection.clock
+        self._incoming = relay.incoming
+        self._lease = relay.lease
         self._strip = relay.strip
         self._takes_plain = relay.meter.takes_plain
         self._observe_gap = relay.observe_gap
@@ -42,20 +55,21 @@ class Express:
     def take(self, data: bytes) -> bool:
         """Pass a read on. :return: whether it was a usual one; else nothing was done."""
         start = self._alone_at(data)
-        relay = self._relay
+        incoming = self._incoming
         strip = self._strip
         # The stripper would take nothing out of a plain event, but it may hold a line end before it.
-        if not start or relay.incoming.gone or (strip is not None and strip.held):
+        if not start or incoming.gone or (strip is not None and strip.held):
             return False
-        connection = self._connection
-        now_s = connection.clock()
-        stop = len(data) - 2
-        if not self._takes_plain(data, start, stop, now_s):
-            return False
-        connection.heard(now_s)
-        self._observe_gap(now_s - relay.last_s)
-        relay.lease.moved_s = relay.last_s = now_s
-        relay.incoming.send_framed(data, stop - start)
-        if relay.heartbeat_s:
-            relay.deadline_s = now_s + relay.heartbeat_s
+        try:
+            now_s = self._clock()
+            stop = len(data) - 2
+            if not self._takes_plain(data, start, stop, now_s):
+                return False
+            relay = self._relay
+            self._observe_gap(now_s - relay.last_s)
+            # All deadlines of a running stream count from these, see ``expired`` of both.
+            self._connection.heard_s = relay.last_s = self._lease.moved_s = now_s
+            incoming.send_framed(data, stop - start)
+        except Exception:
+            self._connection.failed_ourselves()
         return True

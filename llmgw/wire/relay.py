@@ -162,7 +162,10 @@ class Relay(Watched):
         self.incoming.flush()
 
     def expired(self, now_s: float) -> None:
-        """From the sweep: the client has heard nothing for a while."""
+        """From the sweep: the client has heard nothing for a while, unless by the short way."""
+        if self.last_s + self.heartbeat_s > now_s:
+            self.deadline_s = self.last_s + self.heartbeat_s
+            return
         self.deadline_s = now_s + self.heartbeat_s
         meter = self.meter
         # Nor between a CR and the LF that may belong to it.

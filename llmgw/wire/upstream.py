@@ -21,7 +21,7 @@ from zope.interface import implementer
 
 from llmgw.core.http import HttpFault
 from llmgw.core.response_reader import ResponseReader
-from llmgw.wire.eager import sender, take_over
+from llmgw.wire.eager import read_as_ever, read_by, sender, take_over
 from llmgw.wire.express import Express
 from llmgw.wire.later import Later
 from llmgw.wire.long_body import LongBody
@@ -46,6 +46,7 @@ class UpstreamConnection(TwistedProtocol):
 
     :ivar until_s: no response may last beyond this time; whoever reads the
         response may move it.
+    :ivar heard_s: when some of a body last came; silence counts from here.
     :ivar made_s: monotonic time of its beginning.
     :ivar used: requests that were sent over it.
     :ivar advertised_s: for how long the backend says that it keeps idle
@@ -64,7 +65,7 @@ class UpstreamConnection(TwistedProtocol):
         self._busy = False
         self._complete = False
         self._fault: UpstreamFault | None = None
-        self._heard = False
+        self._answered = False
         self._paused = False
         self._reading = False
         self._idle_s = NEVER
@@ -72,9 +73,11 @@ class UpstreamConnection(TwistedProtocol):
         self._total_s = NEVER
         self._rest: LongBody | None = None
         self._express: Callable[[bytes], bool] | None = None
+        self._direct = False
         self._closing = False
         self.deadline_s = NEVER
         self.until_s = NEVER
+        self.heard_s = 0.0
         self.lost = False
         self.made_s = pool.clock()
         self.used = 0
@@ -99,19 +102,14 @@ class UpstreamConnection(TwistedProtocol):
             ready.callback(self)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._express is not None:
-            try:
-                if self._express(data):
-                    return
-            except Exception:
-                self._failed_ourselves()
-                return
+        if self._express is not None and self._express(data):
+            return
         if not self._busy:
             # Bytes that nobody asked for: such a connection is never used again.
             self.abort()
             return
         now_s = self.clock()
-        self._heard = self._reading = True
+        self._answered = self._reading = True
         try:
             self._reader.feed(data)
         except HttpFault as fault:
@@ -121,7 +119,9 @@ class UpstreamConnection(TwistedProtocol):
             return
         self._reading = False
         if self._parts:
-            self.heard(now_s)
+            # Later reads need not move the deadline: it is looked at anew when it has passed.
+            self.heard_s = now_s
+            self.deadline_s = min(now_s + self._idle_s, self.until_s)
             self._hand_over(now_s)
         elif self._sink is not None and not self._complete:
             self._sink.flush()
@@ -138,7 +138,7 @@ class UpstreamConnection(TwistedProtocol):
             ready.errback(self._fault or UpstreamFault("tls", detail))
         elif self._waiter is not None:
             # A close may also be the end of a response without framing, but not before its head.
-            stale = self.used > 1 and not self._heard
+            stale = self.used > 1 and not self._answered
             self._fail(self._fault or UpstreamFault("reset", detail, stale=stale))
         elif self._busy and not self._complete:
             if reason is not None and not reason.check(ConnectionDone):
@@ -197,7 +197,7 @@ class UpstreamConnection(TwistedProtocol):
         """
         self._busy = True
         self._complete = False
-        self._heard = False
+        self._answered = False
         self.used += 1
         self._first_token_s = first_token_s
         self._idle_s = idle_s
@@ -236,12 +236,10 @@ class UpstreamConnection(TwistedProtocol):
         """From now on ``relay`` may get its usual reads by a shorter way, if the content is chunked."""
         alone_at = self._reader.alone_at
         if alone_at is not None:
-            self._express = Express(relay, self, alone_at).take
-
-    def heard(self, now_s: float) -> None:
-        """Some of the body came: the next silence counts from now."""
-        deadline_s = now_s + self._idle_s
-        self.deadline_s = deadline_s if deadline_s < self.until_s else self.until_s
+            take = Express(relay, self, alone_at).take
+            # Under TLS what was read has to be deciphered first, and comes to dataReceived.
+            self._direct = read_by(self.transport, take)
+            self._express = None if self._direct else take
 
     def pause(self) -> None:
         """Stop reading; the idle deadline rests, since the silence is ours."""
@@ -261,7 +259,8 @@ class UpstreamConnection(TwistedProtocol):
 
     def abort(self) -> None:
         """Close at once; the sink hears nothing more."""
-        self._sink = self._express = None
+        self._close_express()
+        self._sink = None
         self._busy = False
         self._waiter = None
         self._parts = []
@@ -287,7 +286,11 @@ class UpstreamConnection(TwistedProtocol):
         elif self._waiter is not None:
             self._fail(UpstreamFault("timeout_head"))
         elif now_s < self.until_s:
-            self._fail(UpstreamFault("timeout_idle"))
+            deadline_s = self.heard_s + self._idle_s
+            if deadline_s > now_s:
+                self.deadline_s = min(deadline_s, self.until_s)
+            else:
+                self._fail(UpstreamFault("timeout_idle"))
         else:
             self._fail(UpstreamFault("timeout_first_token"))
 
@@ -314,6 +317,12 @@ class UpstreamConnection(TwistedProtocol):
         """All of the request has left."""
         return self._send.is_flushed and (self._rest is None or self._rest.done)
 
+    def _close_express(self) -> None:
+        self._express = None
+        if self._direct:
+            self._direct = False
+            read_as_ever(self.transport)
+
     def _close(self) -> None:
         """Say goodbye, and wait for the peer's no longer than the grace time."""
         self._closing = True
@@ -338,9 +347,9 @@ class UpstreamConnection(TwistedProtocol):
         try:
             sink.received(content, now_s, last)
         except Exception:
-            self._failed_ourselves()
+            self.failed_ourselves()
 
-    def _failed_ourselves(self) -> None:
+    def failed_ourselves(self) -> None:
         """A fault of ours must not leave the client waiting for ever."""
         self.log.failure("reading a response failed")
         self._fail(UpstreamFault("local", "the gateway failed"))
@@ -348,7 +357,7 @@ class UpstreamConnection(TwistedProtocol):
     def _finish(self) -> None:
         """The response is complete: free the connection, then tell the sink."""
         sink, self._sink = self._sink, None
-        self._express = None
+        self._close_express()
         self._busy = False
         self.deadline_s = NEVER
         if self._paused:
@@ -371,7 +380,8 @@ class UpstreamConnection(TwistedProtocol):
         waiter, sink = self._waiter, self._sink
         if waiter is None and sink is None:
             self._fault = fault
-        self._waiter = self._sink = self._express = None
+        self._waiter = self._sink = None
+        self._close_express()
         self._parts = [] if sink is not None or waiter is not None else self._parts
         self.deadline_s = NEVER
         if waiter is not None or sink is not None:

@@ -4,15 +4,26 @@ These guard the private fields that ``llmgw.wire.eager`` reads, on whatever
 Twisted is installed.
 """
 
+import pytest
 import pytest_twisted
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 
-from llmgw.wire.eager import Outbox, PlainSender, Sender, sender, take_over, unsent_bytes
+from llmgw.wire.eager import (
+    Outbox,
+    PlainSender,
+    Sender,
+    read_as_ever,
+    read_by,
+    sender,
+    take_over,
+    unsent_bytes,
+)
 
 
 class Reads(Protocol):
@@ -165,8 +176,8 @@ def test_any_reactor_with_timers_will_do():
         def flush(self):
             flushed.append(True)
 
-    outbox.add(Fake())
-    outbox.add(Fake())
+    outbox.wake()
+    outbox.waiting += [Fake(), Fake()]
     assert len(clock.getDelayedCalls()) == 1
     clock.advance(0)
     assert flushed == [True, True]
@@ -194,3 +205,57 @@ async def test_what_the_socket_has_not_taken_can_be_seen():
     await until(lambda: unsent_bytes(client.transport) == 0)
     assert unsent_bytes(StringTransport()) == 0
     await end(served, client, port)
+
+
+@pytest_twisted.ensureDeferred
+async def test_reads_that_are_taken_do_not_reach_the_protocol():
+    served, client, port = await pair()
+    seen = []
+
+    def take(data):
+        seen.append(data)
+        return data.startswith(b"mine")
+
+    assert read_by(client.transport, take)
+    served.transport.write(b"mine")
+    await until(lambda: seen == [b"mine"])
+    served.transport.write(b"yours")
+    await until(lambda: client.got == b"yours")
+    read_as_ever(client.transport)
+    served.transport.write(b"mine")
+    await until(lambda: client.got == b"yoursmine")
+    assert seen == [b"mine", b"yours"]
+    read_as_ever(client.transport)
+    await end(served, client, port)
+
+
+@pytest_twisted.ensureDeferred
+@pytest.mark.parametrize("cut", [False, True], ids=["closed", "reset"])
+async def test_the_end_is_told_as_ever(cut):
+    served, client, port = await pair()
+    reasons = []
+    client.connectionLost = lambda reason: (reasons.append(reason.type), client.lost.callback(None))
+    assert read_by(client.transport, lambda data: True)
+    if cut:
+        served.transport.abortConnection()
+    else:
+        served.transport.loseConnection()
+    await client.lost
+    await served.lost
+    assert reasons == [ConnectionLost if cut else ConnectionDone]
+    await port.stopListening()
+
+
+@pytest_twisted.ensureDeferred
+async def test_a_socket_with_nothing_to_read_is_no_end():
+    served, client, port = await pair()
+    assert read_by(client.transport, lambda data: True)
+    assert client.transport.doRead() is None
+    assert not client.transport.disconnected
+    await end(served, client, port)
+
+
+def test_foreign_transports_are_read_as_ever():
+    transport = StringTransport()
+    assert not read_by(transport, lambda data: True)
+    read_as_ever(transport)

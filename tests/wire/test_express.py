@@ -118,8 +118,8 @@ class Stream:
             self.answer.sent_bytes,
             self.gaps,
             self.lease.moved_s,
-            (self.connection.deadline_s, self.connection.until_s, self.connection.lost),
-            (relay.deadline_s, relay.done.done),
+            (self.connection.heard_s, self.connection.until_s, self.connection.lost),
+            (relay.last_s, relay.done.done),
             (meter.events, meter.content_events, meter.last_s, meter.last_content_s, meter.first_content_s),
             (meter.finished, meter.error, meter.usage, meter.cut_in_event, meter.at_line_start),
         )
@@ -210,3 +210,34 @@ def test_a_fault_of_ours_on_the_short_way_does_not_leave_the_client_waiting(
     stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 109.0)
     assert stream.relay.done.done
     assert len(expected_failures(TypeError)) == 1
+
+
+def test_silence_counts_from_the_last_event_on_the_short_way() -> None:
+    stream = Stream(heartbeat_s=1.0)
+    piece = PIECE % (b"y", b"")
+    for n in range(4):
+        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    connection, relay = stream.connection, stream.relay
+    # The deadline that the first read has set has passed, the one that counts has not.
+    assert connection.deadline_s == 102.5
+    connection.expired(103.1)
+    assert (connection.deadline_s, relay.done.done) == (105.5, False)
+    relay.expired(103.5)
+    assert relay.deadline_s == 104.0
+    assert b": ping" not in stream.answer.wire
+    relay.expired(104.0)
+    assert relay.deadline_s == 105.0
+    assert b": ping" in stream.answer.wire
+    connection.expired(105.5)
+    assert relay.done.done
+
+
+def test_no_read_takes_the_short_way_after_the_stream() -> None:
+    stream = Stream()
+    piece = PIECE % (b"y", b"")
+    for n in range(4):
+        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    stream.read(b"0\r\n\r\n", 105.0)
+    short = stream.answer.short_way
+    stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 106.0)
+    assert stream.answer.short_way == short
