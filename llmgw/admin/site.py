@@ -21,6 +21,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
 from llmgw.admin import assets, metrics, openmetrics
+from llmgw.admin.channel import BODY_BYTES, IDLE_S, AdminChannel, Connections
 from llmgw.admin.events import Events, Feed, news
 from llmgw.admin.pages import Answer, Page, encode, error_answer, send
 from llmgw.admin.session import Sessions
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
-
-BODY_BYTES = 64 << 20
-"""The longest body taken: what ``/api/explain`` may be asked about."""
 
 
 class Operations(Protocol):
@@ -332,10 +330,8 @@ class AdminRequest(Request):
 
     def _refuse_body(self) -> None:
         self._left = -1
-        self.channel.write(
-            b"HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-        )
-        self.channel.loseConnection()
+        channel: Any = self.channel
+        channel.refuse(b"413 Content Too Large", b"the body is too large")
 
 
 class AdminSite(Site):
@@ -343,9 +339,15 @@ class AdminSite(Site):
 
     displayTracebacks = False
     noisy = False  # or its start is told once more, by its repr
+    protocol: Any = AdminChannel
 
     def __init__(self, root: AdminRoot) -> None:
-        super().__init__(root, requestFactory=AdminRequest, reactor=root.reactor)
+        super().__init__(root, requestFactory=AdminRequest, reactor=root.reactor, timeout=IDLE_S)
+        self.connections = Connections()
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """By ALPN: as on the public side no HTTP/2, which Twisted offers where ``h2`` is installed."""
+        return [b"http/1.1"]
 
     def log(self, request: Any) -> None:
         """Nothing."""
