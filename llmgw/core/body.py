@@ -226,7 +226,8 @@ def estimate_tokens(ask: Ask) -> int:
 
 
 def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, object]:
-    """Changes for :func:`splice` after which no output limit is above ``most``.
+    """Changes for :func:`splice` after which no output limit is above ``most``, nor 0,
+    which Ollama reads as no limit.
 
     :param key: set this one when the client gave none; the route knows which
         (``max_output_tokens`` on ``/v1/responses``, ``n_predict`` on ``/completion``).
@@ -234,7 +235,7 @@ def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, obje
     """
     if not ask.output_limits:
         return {key: most}
-    return {name: most for name, value in ask.output_limits if not 0 <= value <= most}
+    return {name: most for name, value in ask.output_limits if not 0 < value <= most}
 
 
 def _check_utf8(body: bytes) -> None:

@@ -5,14 +5,17 @@ are for who is trusted less, or for a model that is dear. They are looked at onl
 where there are some, in a second reading of the body's top level.
 
 :source: OpenAI API reference (``n``, ``stop``, ``tools``, ``logprobs``,
-    ``response_format``); llama.cpp ``tools/server/README.md`` (``n_probs``,
-    ``grammar``, ``json_schema``); vLLM (``guided_…``, ``structured_outputs``) and
-    SGLang (``regex``, ``ebnf``) for what they call a grammar; Ollama ``docs/api.md``
-    (``options``, ``format``).
+    ``response_format``); Anthropic Messages (``output_format``, ``output_config``);
+    llama.cpp ``tools/server/README.md`` (``n_probs``, ``grammar``, ``json_schema``);
+    vLLM (``guided_…``, ``structured_outputs``; ``prompt_logprobs``; -1 logprobs are
+    the whole vocabulary) and SGLang (``regex``, ``ebnf``) for what they call a
+    grammar; Ollama ``docs/api.md`` (``options``, ``format``) and its runner, where
+    ``num_predict`` limits only above 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +38,12 @@ GRAMMARS = (
     "ebnf",
 )
 """Top-level keys that make a backend compile what the client wrote."""
+LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs")
+"""Top-level keys that ask for the probabilities of tokens."""
+_NO_GRAMMAR = (None, False, "")
+"""What stands for no grammar at all; an empty schema is one, for any JSON."""
+_SCHEMALESS = (None, "text", "json_object")
+"""Types of formats that are built in."""
 
 _any = msgspec.json.Decoder().decode
 
@@ -68,10 +77,10 @@ def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
 
 def clamp_options(body: bytes, most: int) -> dict[str, object]:
     """Changes for :func:`~llmgw.core.body.splice` after which Ollama's ``options.num_predict``
-    is at most ``most``; below zero means no limit there."""
+    is at most ``most``; zero and below mean no limit there."""
     options = _mapping(read_members(body).get("options"))
     wanted = options.get("num_predict")
-    if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 <= wanted <= most:
+    if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 < wanted <= most:
         return {}
     return {"options": {**options, "num_predict": most}}
 
@@ -82,23 +91,26 @@ def _check(most: int | None, count: float, name: str) -> None:
 
 
 def _logprobs(found: Mapping[str, msgspec.Raw]) -> float:
-    """How many alternatives for each token are wanted; ``true`` alone is one."""
-    counts = [_whole(found.get(name)) for name in ("logprobs", "top_logprobs", "n_probs")]
-    return max(counts)
+    """How many alternatives for each token are wanted; ``true`` alone is one, and a
+    number below zero all that there are."""
+    counts = [_whole(found.get(name)) for name in LOGPROBS]
+    return math.inf if min(counts) < 0 else max(counts)
 
 
 def _check_grammar(found: Mapping[str, msgspec.Raw]) -> None:
     for name in GRAMMARS:
-        if name in found and _any(found[name]):
+        if name in found and _any(found[name]) not in _NO_GRAMMAR:
             raise InvalidRequest(f"{name!r} is not allowed for this key or model", param=name)
-    text = _mapping(found.get("text")).get("format")
-    for name, value in (
+    for name, format in (
         ("response_format", _mapping(found.get("response_format"))),
-        ("text", text if isinstance(text, dict) else {}),
+        ("text", _mapping(found.get("text")).get("format")),
+        ("output_format", _mapping(found.get("output_format"))),
+        ("output_config", _mapping(found.get("output_config")).get("format")),
     ):
-        if value.get("type") not in (None, "text", "json_object") or "schema" in value:
+        if isinstance(format, dict) and (format.get("type") not in _SCHEMALESS or "schema" in format):
             raise InvalidRequest(f"{name!r} with a schema is not allowed for this key or model", param=name)
-    if _mapping(found.get("format")):  # Ollama: a schema, where "json" is a word
+    format = found.get("format")
+    if format is not None and isinstance(_any(format), dict):  # Ollama: a schema, where "json" is a word
         raise InvalidRequest("'format' with a schema is not allowed for this key or model", param="format")
 
 

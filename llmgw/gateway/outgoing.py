@@ -75,7 +75,7 @@ class Outgoing:
             self._changes.update(clamp_options(self._body, most))
             return most
         if self.ask.max_tokens is not None:
-            most = min(most, self.ask.max_tokens)
+            most = min(most, max(1, self.ask.max_tokens))
         keys = _LIMIT_KEYS.get(route.dialect, ("max_tokens",))
         self._changes.update(clamp_output(self.ask, most, keys[0]))
         if not any(name in keys for name, _ in self.ask.output_limits):

@@ -86,6 +86,8 @@ def ask(gateway: Gateway, path: str = "/v1/chat/completions", **fields: Any) -> 
         ({"stop": ["a", "b"]}, "stop"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"json_schema": {}}, "json_schema"),
+        ({"model": "alias", "prompt_logprobs": -1}, "logprobs"),
         ({"model": "alias", "logprobs": True}, "logprobs"),
     ],
 )
@@ -104,6 +106,8 @@ def test_what_is_over_a_cap_is_refused_with_its_name(
         ("/v1/chat/completions", {"max_tokens": 7}, {"max_tokens": 7}),
         ("/v1/chat/completions", {"max_completion_tokens": 500}, {"max_completion_tokens": 100}),
         ("/v1/chat/completions", {"max_tokens": -1}, {"max_tokens": 100}),
+        # To Ollama 0 is no limit.
+        ("/v1/chat/completions", {"max_tokens": 0}, {"max_tokens": 1}),
         ("/v1/chat/completions", {"model": "alias"}, {"max_tokens": 50}),
         # Under a name that the path does not obey a limit is none.
         ("/v1/responses", {"max_tokens": 7}, {"max_tokens": 7, "max_output_tokens": 7}),

@@ -801,6 +801,7 @@ def test_shape_counts_openers_outside_strings():
         ('"max_tokens":101', {"max_tokens": 100}),
         ('"max_tokens":null', {"max_tokens": 100}),
         ('"n_predict":-1', {"n_predict": 100}),
+        ('"max_tokens":0', {"max_tokens": 100}),
         ('"max_tokens":5,"n_predict":-1', {"n_predict": 100}),
         ('"max_completion_tokens":1e9,"max_tokens":300', {"max_completion_tokens": 100, "max_tokens": 100}),
     ],

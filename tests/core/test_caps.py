@@ -56,8 +56,12 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (Caps(max_logprobs=5), {"logprobs": 6}, "logprobs"),
         (Caps(max_logprobs=5), {"n_probs": 6}, "logprobs"),
         (Caps(max_logprobs=5), {"n_probs": "many"}, None),
+        (Caps(max_logprobs=5), {"prompt_logprobs": 6}, "logprobs"),
+        (Caps(max_logprobs=5), {"logprobs": True, "top_logprobs": -1}, "logprobs"),
+        (Caps(max_logprobs=5), {"prompt_logprobs": -1}, "logprobs"),
         (Caps(grammar=True), {"grammar": "x"}, None),
         (Caps(grammar=False), {"grammar": ""}, None),
+        (Caps(grammar=False), {"json_schema": None, "regex": False}, None),
         (Caps(grammar=False), {"response_format": {"type": "json_object"}}, None),
         (Caps(grammar=False), {"response_format": {"type": "text"}}, None),
         (Caps(grammar=False), {"response_format": {"type": "json_schema"}}, "response_format"),
@@ -66,7 +70,13 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         (Caps(grammar=False), {"text": {"format": {"type": "text"}}}, None),
         (Caps(grammar=False), {"text": {"format": 5}}, None),
         (Caps(grammar=False), {"format": "json"}, None),
+        (Caps(grammar=False), {"text": {"format": None}}, None),
+        (Caps(grammar=False), {"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
+        (Caps(grammar=False), {"output_config": {"format": {"type": "json_schema"}}}, "output_config"),
+        (Caps(grammar=False), {"output_config": {"effort": "low"}}, None),
         (Caps(grammar=False), {"format": {"type": "object"}}, "format"),
+        (Caps(grammar=False), {"format": {}}, "format"),
+        (Caps(grammar=False), {"format": None}, None),
     ],
 )
 def test_each_cap(caps: Caps, members: dict[str, Any], param: str | None) -> None:
@@ -76,6 +86,8 @@ def test_each_cap(caps: Caps, members: dict[str, Any], param: str | None) -> Non
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_every_kind_of_grammar(name: str) -> None:
     assert refusal(Caps(grammar=False), **{name: ["x"]}) == name
+    # An empty schema stands for any JSON; it is compiled all the same.
+    assert refusal(Caps(grammar=False), **{name: {}}) == name
 
 
 def test_a_long_prompt_is_refused_whatever_the_body_is() -> None:
@@ -90,7 +102,7 @@ def test_a_long_prompt_is_refused_whatever_the_body_is() -> None:
     ("options", "changed"),
     [
         ({"num_predict": 50}, None),
-        ({"num_predict": 0}, None),
+        ({"num_predict": 0}, {"num_predict": 100}),
         ({"num_predict": 101}, {"num_predict": 100}),
         ({"num_predict": -1, "seed": 3}, {"num_predict": 100, "seed": 3}),
         ({"num_predict": True}, {"num_predict": 100}),
