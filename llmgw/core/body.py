@@ -37,6 +37,7 @@ __all__ = [
     "REMOVE",
     "Ask",
     "BodyLimits",
+    "asking_usage",
     "clamp_output",
     "estimate_tokens",
     "read_json",
@@ -60,7 +61,6 @@ class Ask(msgspec.Struct, frozen=True):
     :param output_limits: every such key and its number, in order of precedence.
         Backends differ in which they obey: clamp them all (:func:`clamp_output`).
     :param include_usage: the client itself wants usage at the stream's end.
-    :param has_stream_options: ``stream_options`` is there and is an object.
     :param n: choices asked for.
     :param prompt_bytes: about how many bytes of text the prompt has: the body's
         length without long base64 strings, which are images or sound.
@@ -74,7 +74,6 @@ class Ask(msgspec.Struct, frozen=True):
     max_tokens_key: str | None = None
     output_limits: tuple[tuple[str, int], ...] = ()
     include_usage: bool = False
-    has_stream_options: bool = False
     n: int = 1
     prompt_bytes: int = 0
     session: str | None = None
@@ -97,6 +96,7 @@ _AROUND_BYTES = 512
 _NULL, _TRUE = msgspec.Raw(b"null"), msgspec.Raw(b"true")
 _USAGE_WANTED = (msgspec.Raw(b'{"include_usage": true}'), msgspec.Raw(b'{"include_usage":true}'))
 """What nearly all ``stream_options`` look like."""
+_decode_any = msgspec.json.Decoder().decode
 _decode_string = msgspec.json.Decoder(str).decode
 _decode_integer = msgspec.json.Decoder(int | None).decode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -164,7 +164,6 @@ def _read(body: bytes, limits: BodyLimits, opened: int, prompt_bytes: int, requi
         key,
         output,
         options is not None and _wants_usage(options),
-        options is not None,
         _choices(found, limits.n) if rare else 1,
         prompt_bytes,
         _session(found) if rare else None,
@@ -204,7 +203,6 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         ask.max_tokens_key,
         ask.output_limits,
         ask.include_usage,
-        ask.has_stream_options,
         ask.n,
         len(body),
         ask.session,
@@ -236,6 +234,19 @@ def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, obje
     if not ask.output_limits:
         return {key: most}
     return {name: most for name, value in ask.output_limits if not 0 < value <= most}
+
+
+def asking_usage(body: bytes) -> dict[str, object]:
+    """Changes for :func:`splice` after which the stream ends with its usage.
+
+    What else the client wants of ``stream_options`` stays, but for vLLM's running
+    totals: they come in events of their own right, and count only beside ``include_usage``.
+    """
+    given = read_members(body).get("stream_options")
+    options = None if given is None else _decode_any(given)
+    wanted = options if isinstance(options, dict) else {}
+    wanted.pop("continuous_usage_stats", None)
+    return {"stream_options": {**wanted, "include_usage": True}}
 
 
 def _check_utf8(body: bytes) -> None:

@@ -385,7 +385,7 @@ class Attempt:
         return (
             not self.llama_server
             and ask_.stream
-            and not ask_.has_stream_options
+            and not ask_.include_usage
             and self.outgoing.route.dialect in ("chat", "completion")
             and self.answering.counts_tokens()
         )

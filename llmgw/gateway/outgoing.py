@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmgw.core.body import clamp_output, splice
+from llmgw.core.body import asking_usage, clamp_output, splice
 from llmgw.core.caps import check_caps, clamp_options
 from llmgw.core.multipart import splice_multipart
 from llmgw.core.prompt import is_batch, prefix_of
@@ -148,7 +148,7 @@ class Outgoing:
             if self.route.dialect != "native":
                 changes["stream_options"] = {"include_usage": True}
         if usage:
-            changes["stream_options"] = {"include_usage": True}
+            changes.update(asking_usage(self._body))
         if slot is not None:
             changes["id_slot"] = slot
         return splice(self._body, changes) if changes else self._body

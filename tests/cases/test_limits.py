@@ -687,11 +687,24 @@ def test_s_lim_2_usage_is_asked_for_and_the_extra_event_removed(counted: Gateway
 
 def test_s_lim_2_a_client_that_asks_for_usage_gets_it(counted: Gateway) -> None:
     backend: Scripted = counted.backend  # type: ignore[attr-defined]
-    for options, kept in (({"include_usage": True}, True), ({"include_usage": False}, True)):
-        backend.play(stream_of(event("a"), USAGE, DONE))
-        answer = counted.ask(post(body=chat_body(**FIELDS, stream_options=options)))
-        assert (USAGE in answer.body) is kept
-        assert backend.requests[0].json["stream_options"] == options
+    backend.play(stream_of(event("a"), USAGE, DONE))
+    options = {"include_usage": True, "more": 1}
+    answer = counted.ask(post(body=chat_body(**FIELDS, stream_options=options)))
+    assert answer.body == event("a") + USAGE + DONE
+    assert backend.requests[0].json["stream_options"] == options
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"continuous_usage_stats": True}])
+def test_s_lim_2_a_client_cannot_keep_the_count_from_its_limit(
+    counted: Gateway, options: dict[str, bool] | None
+) -> None:
+    backend: Scripted = counted.backend  # type: ignore[attr-defined]
+    backend.play(stream_of(event("a"), USAGE, DONE))
+    before = total_tokens(counted)
+    answer = counted.ask(post(body=chat_body(**FIELDS, stream_options=options)))
+    assert backend.requests[0].json["stream_options"] == {"include_usage": True}
+    assert answer.body == event("a") + DONE
+    assert total_tokens(counted) - before == 80
 
 
 def test_s_lim_2_without_usage_an_estimate_is_charged(counted: Gateway) -> None:

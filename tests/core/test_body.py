@@ -17,6 +17,7 @@ from llmgw.core.body import (
     REMOVE,
     Ask,
     BodyLimits,
+    asking_usage,
     clamp_output,
     estimate_tokens,
     read_json,
@@ -63,7 +64,6 @@ def test_a_chat_request_is_read():
         max_tokens_key="max_tokens",
         output_limits=(("max_tokens", 7),),
         include_usage=True,
-        has_stream_options=True,
         n=2,
         prompt_bytes=len(body),
         session="s1",
@@ -130,20 +130,23 @@ def test_a_count_that_is_no_integer_is_refused(name, value):
 
 
 @pytest.mark.parametrize(
-    ("value", "present", "wanted"),
+    ("value", "wanted", "asking"),
     [
-        ("{}", True, False),
-        ('{"include_usage":true}', True, True),
-        ('{"include_usage": false}', True, False),
-        ('{"include_usage":1}', True, False),
-        ("null", False, False),
-        ("[]", False, False),
-        ('"include_usage"', False, False),
+        ("{}", False, {"include_usage": True}),
+        ('{"include_usage":true}', True, {"include_usage": True}),
+        ('{"include_usage": false}', False, {"include_usage": True}),
+        ('{"include_usage":1,"more":2}', False, {"include_usage": True, "more": 2}),
+        ('{"continuous_usage_stats":true}', False, {"include_usage": True}),
+        ("null", False, {"include_usage": True}),
+        ("[]", False, {"include_usage": True}),
+        ('"include_usage"', False, {"include_usage": True}),
     ],
 )
-def test_stream_options(value, present, wanted):
-    ask = read_json(b'{"model":"m","stream_options":%b}' % value.encode())
-    assert (ask.has_stream_options, ask.include_usage) == (present, wanted)
+def test_stream_options(value, wanted, asking):
+    body = b'{"model":"m","stream_options":%b}' % value.encode()
+    assert read_json(body).include_usage == wanted
+    assert asking_usage(body) == {"stream_options": asking}
+    assert asking_usage(b'{"model":"m"}') == {"stream_options": {"include_usage": True}}
 
 
 @pytest.mark.parametrize(
