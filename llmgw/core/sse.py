@@ -102,6 +102,7 @@ class EventSplitter:
             events = self._events(blocks)
             del pending[: end + 2]
         if pending.startswith(b"\n") and not self._dropping:
+            self._first = False
             del pending[: len(pending) - len(pending.lstrip(b"\n"))]
         if len(pending) > self._limit and len(pending) - pending.endswith(b"\n") > self._limit:
             if not self._dropping:
@@ -115,7 +116,7 @@ class EventSplitter:
     def _events(self, blocks: list[bytes]) -> list[Event]:
         events: list[Event] = []
         for block in blocks:
-            if self._first and block:
+            if self._first:
                 self._first = False
                 block = block.removeprefix(_BOM)
             if len(block) > self._limit and len(block.strip(b"\n")) > self._limit:

@@ -76,6 +76,14 @@ def test_any_chunking_gives_the_same_events(stream: bytes, data: st.DataObject) 
     assert cut.oversize == whole.oversize
 
 
+@pytest.mark.parametrize("before", [b"\n", b"\n\n", b"\r", b"\r\n\r\n", b": x\n"])
+def test_a_byte_order_mark_behind_the_first_byte_is_none(before: bytes) -> None:
+    stream = before + b"\xef\xbb\xbfdata: a\n\ndata: b\n\n"
+    for cut in range(len(stream) + 1):
+        splitter = EventSplitter()
+        assert splitter.feed(stream[:cut]) + splitter.feed(stream[cut:]) == [(None, b"b")]
+
+
 def test_an_event_is_told_at_once_when_cr_ends_it() -> None:
     splitter = EventSplitter()
     assert splitter.feed(b"data: a\r") == []
