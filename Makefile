@@ -71,7 +71,7 @@ format: $(VENV)/.test ## let ruff format everything
 
 pins: $(VENV)/.test ## the newest versions into tests/constraints.txt
 	@$(PIP) install --upgrade --upgrade-strategy eager -e '.[test]'
-	{ grep '^#' $(PINS); $(PIP) freeze --exclude-editable; } > $(PINS).new
+	{ grep '^#' $(PINS); $(PIP) freeze --all --exclude pip --exclude wheel --exclude-editable; } > $(PINS).new
 	mv $(PINS).new $(PINS)
 
 audit: | $(VENV)/.made ## known vulnerabilities of the versions in tests/constraints.txt
