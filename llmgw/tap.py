@@ -19,6 +19,8 @@ from llmgw.workers.messages import Setup
 from llmgw.workers.setup import Recorder, config_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from twisted.application.service import IService
 
     from llmgw.service import GatewayService
@@ -75,14 +77,10 @@ class Options(usage.Options):
 
     def postOptions(self) -> None:
         """Read the configuration, so that a wrong one ends before anything forks."""
-        from llmgw.verify import verify
-
         try:
             self.config, self.setup = self.reread()
             if self["check"]:
-                from twisted.internet import reactor
-
-                warnings = verify(self.config, reactor)
+                warnings = self._verified()
         except (ConfigError, PluginError) as error:
             raise SystemExit("\n".join(f"llmgw: {line}" for line in str(error).splitlines())) from None
         if self["check"]:
@@ -90,6 +88,26 @@ class Options(usage.Options):
                 print(f"llmgw: warning: {warning}", file=sys.stderr)
             print(f"llmgw: {self.config.source or 'the options'}: good")
             raise SystemExit(0)
+
+    def _verified(self) -> Sequence[str]:
+        """What is worth a warning, by the rights of whom ``twistd`` is to become.
+
+        :raise ConfigError: as it is now it would not start.
+        """
+        from twisted.internet import reactor
+
+        from llmgw import writable
+        from llmgw.verify import verify
+
+        twistd: Any = self.parent if self.parent is not None else {}
+        faults = writable.twistd_faults(twistd, self.working_dir)
+        try:
+            warnings = verify(self.config, reactor, user=(twistd.get("uid"), twistd.get("gid")))
+        except ConfigError as error:
+            raise ConfigError([*faults, *error.faults], error.source) from None
+        if faults:
+            raise ConfigError(faults)
+        return warnings
 
     def read(self) -> Config:
         """The configuration as it is now; a reload calls this again.

@@ -7,6 +7,7 @@ it. Nothing here keeps a gateway from starting: a server may come later.
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import ssl
@@ -23,6 +24,7 @@ from msgspec import Struct
 from llmgw.access import key_file
 from llmgw.config import BackendConfig, Config
 from llmgw.errors import ConfigError
+from llmgw.store.address import parse_address
 
 WITHIN_S = 3.0
 AT_ONCE = 16
@@ -78,6 +80,7 @@ def look(config: Config, progress: Callable[[], None] = lambda: None) -> list[Fi
             progress()
     findings += _models(config, told)
     findings += _store(config)
+    findings += _commands(config)
     findings += _alone(config, told)
     findings += _keys(config, told)
     return findings
@@ -337,16 +340,34 @@ def _models(config: Config, told: Mapping[str, Told]) -> Iterable[Finding]:
 
 def _store(config: Config) -> Iterable[Finding]:
     url = config.store.url
-    if url is None or not url.startswith(("redis://", "rediss://")) or config.store.sentinels:
+    if url is None or config.store.sentinels:
         return
-    parts = urlsplit(url)
-    host, port = parts.hostname or "localhost", parts.port or 6379
+    address = parse_address(url, hostless=True)
+    place = address.path or f"{address.host}:{address.port}"
     try:
-        socket.create_connection((host, port), WITHIN_S).close()
+        if address.path:
+            with socket.socket(socket.AF_UNIX) as line:
+                line.settimeout(WITHIN_S)
+                line.connect(address.path)
+        else:
+            socket.create_connection((address.host, address.port), WITHIN_S).close()
     except OSError as error:
-        what = f"the store at {host}:{port} cannot be reached: {error.strerror or error}"
-        cure = "Start it, or check host and port; until then each gateway counts alone"
+        what = f"the store at {place} cannot be reached: {error.strerror or error}"
+        cure = "Start it, or check its address; until then each gateway counts alone"
         yield Finding("store.url", what, cure)
+
+
+def _commands(config: Config) -> Iterable[Finding]:
+    """Files of models that servers are to be started with."""
+    for index, backend in enumerate(config.backends):
+        if backend.loader is None or backend.loader.plugin != "command":
+            continue
+        for model, path in backend.loader.options["models"].items():
+            # Else it may be another way to name a model.
+            if path.startswith("/") and not os.access(path, os.R_OK):
+                what = f"{path}, the file of {model!r}, is not there, or cannot be read"
+                cure = "Correct it in `models`, or let the daemon's user read it"
+                yield Finding(f"backends[{index}].loader.models", what, cure)
 
 
 def _alone(config: Config, told: Mapping[str, Told]) -> Iterable[Finding]:

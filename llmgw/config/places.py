@@ -227,6 +227,14 @@ def port_of(description: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
+def unix_path(description: str) -> str:
+    """The path of a settled endpoint string's UNIX socket, empty if it has none. One that begins with
+    NUL is of Linux's abstract kind, and no file."""
+    endpoint = _endpoint(description)
+    path = endpoint.places.get("address", (0, ""))[1] if endpoint.kind == "unix" else ""
+    return "" if path.startswith("\0") else path
+
+
 def _unescape(text: str) -> str:
     return re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL)
 

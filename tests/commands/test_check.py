@@ -350,3 +350,37 @@ def test_what_another_kind_of_server_costs_is_told(tmp_path, server, key, told):
     assert found == {
         f"backends[0].{key.split()[0]}": (f"a seems to be {told}", "Take the key out, or correct the url")
     }
+
+
+# --- files and sockets ----------------------------------------------------------
+
+
+def test_a_place_that_cannot_be_written_to_is_a_fault(tmp_path):
+    path = write(tmp_path, '[log]\naccess = "logs/access.log"\n' + GOOD)
+    result = run(path, "--offline")
+    assert result.exit_code == 1
+    assert result.stderr == f"{path}: log.access: there is no folder {tmp_path}/logs\n"
+
+
+def test_a_store_at_a_socket_that_nobody_listens_on(tmp_path, server):
+    text = f'[store]\nurl = "unix://{tmp_path}/redis.sock"\n'
+    found = findings(write(tmp_path, text + backend_table(server)))
+    assert (
+        found["store.url"][0]
+        == f"the store at {tmp_path}/redis.sock cannot be reached: No such file or directory"
+    )
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "redis.sock"))
+        listening.listen()
+        assert findings(write(tmp_path, text + backend_table(server))) == {}
+
+
+def test_the_file_of_a_model_that_a_command_serves(tmp_path, server):
+    (tmp_path / "there.gguf").touch()
+    more = (
+        '[backends.loader]\nplugin = "command"\ncommand = ["true", "{path}"]\n'
+        f'models = {{ a = "{tmp_path}/there.gguf", b = "{tmp_path}/gone.gguf", c = "org/repository" }}\n'
+    )
+    found = findings(write(tmp_path, backend_table(server, "x", more)))
+    assert list(found) == ["backends[0].loader.models"]
+    assert found["backends[0].loader.models"][0].startswith(f"{tmp_path}/gone.gguf, the file of 'b'")

@@ -1,0 +1,1 @@
+`llmgw check` and `twistd llmgw --check` see what cannot be written: the folder of `log.access`, of a UNIX socket, of `state_file`, of `--pidfile` and `--logfile`, by the rights of `--uid` where that is given. `llmgw check` also tries a store at a UNIX socket, and looks for the files of models that `loader = "command"` serves.
