@@ -27,6 +27,12 @@ from llmgw.commands.explain import explain
 from llmgw.commands.top import Seen, frame, top
 
 TOKEN = "top-secret-of-the-operator"
+MAIN = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background has it ignored
+from llmgw.commands.main import main
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +79,7 @@ def test_once_as_json_is_the_state(admin: list[str]) -> None:
 
 
 def test_json_is_a_line_for_each_change(gateway: Gateway, admin: list[str]) -> None:
-    command = [sys.executable, "-c", "from llmgw.commands.main import main; main()", "top", *admin, "--json"]
+    command = [sys.executable, "-c", MAIN, "top", *admin, "--json"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     assert child.stdout is not None
     before = json.loads(child.stdout.readline())
@@ -103,11 +109,18 @@ def test_in_a_terminal_it_is_live_follows_its_size_and_ends_on_ctrl_c(
 ) -> None:
     # Not os.execv: readline sets COLUMNS behind Python's back.
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-    code = "from llmgw.commands.main import main; main()"
-    child, terminal = pty.fork()
-    if child == 0:
-        command = [sys.executable, "-c", code, "top", *admin]
-        os.execve(sys.executable, command, {**environment, "TERM": "xterm-256color"})
+    # Not pty.fork, which may hang in a process with threads.
+    terminal, its_side = pty.openpty()
+    own_terminal = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", own_terminal + MAIN, "top", *admin],
+        stdin=its_side,
+        stdout=its_side,
+        stderr=its_side,
+        env={**environment, "TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(its_side)
     resize(terminal, 40, 140)
     read_until(terminal, b"nodes take requests")
     gateway.ask(post(body=chat_body("asked-for-live")))
@@ -130,8 +143,7 @@ def test_in_a_terminal_it_is_live_follows_its_size_and_ends_on_ctrl_c(
                 os.read(terminal, 65536)
             except OSError:
                 pass  # it has closed its side
-        pid, code = os.waitpid(child, os.WNOHANG)
-        status = code if pid else None
+        status = child.poll()
     assert status == 0
     os.close(terminal)
 
