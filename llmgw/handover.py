@@ -6,7 +6,9 @@ finishes its streams. Nobody is refused, since the sockets are never closed; and
 the new one does not start, the old one serves on.
 
 Between the two: :data:`VARIABLE` holds names and numbers of the sockets, and of a pipe
-on which the new one writes ``ready``. Run as a program (``python -m llmgw.handover``) it
+on which the new one writes ``ready``. What a new one that does not start has to say would be
+lost in the background, where standard error leads nowhere; so it writes into a nameless file
+there until it serves, and the old one's log tells it. Run as a program (``python -m llmgw.handover``) it
 prepares the new process, which needs to know its own id before it becomes ``twistd``.
 """
 
@@ -16,8 +18,9 @@ import getopt
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import LoopingCall
@@ -33,6 +36,8 @@ FOR_THE_FIRST_ONLY = frozenset(
     {"--uid", "-u", "--gid", "-g", "--euid", "--chroot", "--pidfile", "--nodaemon", "-n", "--no_save", "-o"}
 )
 """Options of ``twistd`` that the successor does not get as they are."""
+LAST_BYTES = 2000
+"""So much of what a successor said is told when it did not start."""
 
 
 class Serving(Protocol):
@@ -55,11 +60,14 @@ class Taken:
     :ivar sockets: name and descriptor of each; whoever listens takes what fits out of the list.
     """
 
+    log = Logger()
+
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         told = json.loads(environment.pop(VARIABLE, "{}"))
         self.sockets: list[tuple[str, int]] = [(name, number) for name, number in told.get("sockets", [])]
         self._ready: int | None = told.get("ready")
         self._pidfile: str = told.get("pidfile", "")
+        self._heard: bool = told.get("heard", False)
 
     def serve(self, twistd: Any) -> None:
         """Tell the old one that we serve. Its process id file is ours from now on.
@@ -72,12 +80,43 @@ class Taken:
         if self._ready is None:
             return
         if self._pidfile:
-            with open(self._pidfile, "w") as file:
-                file.write(str(os.getpid()))
-            twistd["pidfile"] = self._pidfile
+            try:
+                _write_pid(self._pidfile)
+                twistd["pidfile"] = self._pidfile
+            except OSError as error:
+                self.log.warn(
+                    "{path} names the daemon before this one: {why}", path=self._pidfile, why=error.strerror
+                )
+        if self._heard:
+            _lead_nowhere(2)
         os.write(self._ready, b"ready\n")
         os.close(self._ready)
         self._ready = None
+
+
+def _write_pid(path: str) -> None:
+    """Put our id in the place of the old one's, whose file may be root's though its folder is ours.
+
+    :raise OSError: neither is.
+    """
+    try:
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+    except PermissionError:
+        new = f"{path}.{os.getpid()}.new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(str(os.getpid()))
+        os.replace(new, path)
+
+
+def _lead_nowhere(descriptor: int) -> None:
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def _leads_nowhere(descriptor: int) -> bool:
+    return os.path.samestat(os.fstat(descriptor), os.stat(os.devnull))
 
 
 def when_started(reactor: Any, service: Serving, then: Callable[[], None]) -> None:
@@ -112,6 +151,7 @@ class Successor(ProcessProtocol):
         self._working_dir = working_dir
         self._pid = 0
         self._served = False
+        self._said: BinaryIO | None = None
 
     def start(self) -> None:
         """Start it, unless one is on its way."""
@@ -129,8 +169,16 @@ class Successor(ProcessProtocol):
                 handed.append((name, number))
         ready = number + 1
         descriptors[ready] = "r"
+        if _leads_nowhere(2):
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 - until it serves or has ended
+            descriptors[2] = self._said.fileno()
         pidfile = self._twistd.get("pidfile") or ""
-        told = {"sockets": handed, "ready": ready, "pidfile": os.path.abspath(pidfile) if pidfile else ""}
+        told = {
+            "sockets": handed,
+            "ready": ready,
+            "pidfile": os.path.abspath(pidfile) if pidfile else "",
+            "heard": self._said is not None,
+        }
         environment = {**os.environ, VARIABLE: json.dumps(told)}
         environment.pop("WATCHDOG_PID", None)
         environment.pop("LISTEN_FDS", None)
@@ -143,6 +191,7 @@ class Successor(ProcessProtocol):
             )
         except OSError as error:
             self.log.error("no successor can be started: {error}", error=str(error))
+            self._last_words()
             return
         self._pid = process.pid
         self.log.info("a successor is starting: pid {pid}", pid=self._pid)
@@ -152,6 +201,7 @@ class Successor(ProcessProtocol):
         if self._served:
             return
         self._served = True
+        self._last_words()
         self.log.info("pid {pid} serves: finishing here", pid=self._pid)
         self._twistd["pidfile"] = ""
         self._notifier.main_process(self._pid)
@@ -159,9 +209,18 @@ class Successor(ProcessProtocol):
 
     def processEnded(self, reason: Failure) -> None:
         if not self._served:
-            why = reason.getErrorMessage()
+            why = self._last_words() or reason.getErrorMessage()
             self.log.error("the successor (pid {pid}) did not start: {why}", pid=self._pid, why=why)
         self._pid = 0
+
+    def _last_words(self) -> str:
+        """What it said where nobody would have read it, once."""
+        said, self._said = self._said, None
+        if said is None:
+            return ""
+        with said:
+            said.seek(0)
+            return said.read()[-LAST_BYTES:].decode("utf-8", "replace").strip()
 
 
 def command(twistd: Any) -> list[str]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import TWISTD, Gateway, Scripted, backend_table, eventually
+from harness import TWISTD, Gateway, Scripted, backend_table, eventually, free_port
 from streaming_load import StreamingLoad, short_streams
 
 DRAIN = "[drain]\nlame_duck_s = 0.3\nfinish_s = 10.0\nabort_s = 1.0\n"
@@ -104,6 +106,123 @@ def test_one_that_does_not_start_changes_nothing(tmp_path: Path, backend: Script
         assert gateway.process.poll() is None
     finally:
         assert gateway.stop() == 0
+
+
+NOBODY = pwd.getpwnam("nobody")
+SOURCES = Path(__file__).parent.parent
+
+
+def interpreter_for_all() -> tuple[str, dict[str, str]] | None:
+    """A Python that ``nobody`` can run too, and what it needs to find us; ``None``: there is none."""
+    paths = [str(SOURCES), *(path for path in sys.path if path.endswith("site-packages"))]
+    environment = {**os.environ, "PYTHONPATH": ":".join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    code = f"import sys, llmgw.service; assert sys.version_info[:2] == {tuple(sys.version_info[:2])}"
+    for program in (sys.executable, "/usr/bin/python3"):
+        with contextlib.suppress(OSError):
+            tried = subprocess.run(
+                [program, "-c", code],
+                user=NOBODY.pw_uid,
+                group=NOBODY.pw_gid,
+                extra_groups=[],
+                cwd="/",
+                env=environment,
+                capture_output=True,
+                check=False,
+            )
+            if tried.returncode == 0:
+                return program, environment
+    return None
+
+
+class InTheBackground:
+    """A daemon that root has started, and that has become nobody since.
+
+    :ivar folder: anybody may look into it; ``run`` in it is nobody's own, and all else root's.
+    """
+
+    def __init__(self, folder: Path, backend: Scripted, *, log_is_ours: bool) -> None:
+        found = interpreter_for_all()
+        if found is None:
+            pytest.skip("no Python here that the user nobody can run")
+        program, environment = found
+        self.folder = folder
+        self.port, self.admin_port = free_port(), free_port()
+        folder.chmod(0o755)
+        (folder / "run").mkdir()
+        os.chown(folder / "run", NOBODY.pw_uid, NOBODY.pw_gid)
+        self.log_path = folder / "gw.log"
+        self.log_path.touch(0o644)
+        if log_is_ours:
+            os.chown(self.log_path, NOBODY.pw_uid, NOBODY.pw_gid)
+        self.pidfile = folder / "run" / "gw.pid"
+        config = folder / "llmgw.toml"
+        listen = f'listen = ["tcp:{self.port}:interface=127.0.0.1"]\n'
+        admin = f'admin = ["tcp:{self.admin_port}:interface=127.0.0.1"]\n'
+        config.write_text(
+            listen + admin + '[log]\naccess = "run/access.log"\n' + DRAIN + backend_table(backend)
+        )
+        config.chmod(0o644)
+        options = [f"--pidfile={self.pidfile}", "--logfile=gw.log", "--uid=nobody", f"--gid={NOBODY.pw_gid}"]
+        subprocess.run(
+            [program, *TWISTD[1:], *options, "llmgw", "-c", "llmgw.toml"],
+            cwd=folder,
+            env=environment,
+            check=True,
+        )
+        eventually(lambda: " serves " in self.log)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    @property
+    def pid(self) -> int:
+        """What the pid file says."""
+        return int(self.pidfile.read_text() or 0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_one_that_has_given_up_roots_rights_is_followed(open_folder: Path, backend: Scripted) -> None:
+    daemon = InTheBackground(open_folder, backend, log_is_ours=True)
+    pids = [daemon.pid]
+    assert daemon.pidfile.stat().st_uid == 0, "twistd writes it while it is root"
+    with ended_after(pids):
+        for _ in range(2):
+            with StreamingLoad(daemon.port, 4) as load:
+                load.wait_done(2)
+                os.kill(daemon.pid, signal.SIGUSR2)
+                eventually(lambda: daemon.pid not in (0, *pids), 60)
+                pids.append(daemon.pid)
+                eventually(lambda: not is_alive(pids[-2]), 60)
+                load.wait_done(4)
+            load.check()
+        status = Path(f"/proc/{daemon.pid}/status").read_text()
+        assert f"Uid:\t{NOBODY.pw_uid}\t{NOBODY.pw_uid}\t{NOBODY.pw_uid}" in status
+        assert os.readlink(f"/proc/{daemon.pid}/fd/2") == os.devnull
+    assert not daemon.pidfile.exists()
+    assert "Traceback" not in daemon.log, daemon.log
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_why_none_can_follow_is_told_in_the_background_too(open_folder: Path, backend: Scripted) -> None:
+    """It has no terminal, and here may not even open its log."""
+    daemon = InTheBackground(open_folder, backend, log_is_ours=False)
+    with ended_after([daemon.pid]), StreamingLoad(daemon.port, 2) as load:
+        old = daemon.pid
+        os.kill(old, signal.SIGUSR2)
+        eventually(lambda: "did not start: " in daemon.log, 30)
+        said = daemon.log.partition("did not start: ")[2]
+        assert "Permission denied" in said
+        assert "gw.log" in said
+        load.wait_done(2)
+        assert daemon.pid == old
+    load.check()
 
 
 class Systemd:
