@@ -31,6 +31,7 @@ from llmgw.core.json_rules import (
     find_members,
     read_members,
 )
+from llmgw.core.spelling import check_spelling
 from llmgw.errors import InvalidRequest, ModelNotFound
 
 __all__ = [
@@ -146,6 +147,7 @@ def _read(body: bytes, limits: BodyLimits, opened: int, prompt_bytes: int, requi
     :param opened: how many objects and arrays it has, or an upper bound.
     """
     found = read_members(body, limits.members)
+    check_spelling(found)
     # Most bodies have few of the keys that are read: one look clears a group of them.
     model = _model(found.get("model"), limits.model_chars, require_model)
     messages = found.get("messages")

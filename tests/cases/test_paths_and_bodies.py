@@ -289,6 +289,7 @@ def test_a_long_prompt_of_token_numbers_is_no_bomb(gateway: Gateway, received: l
         b'{"model":"m","model":"M","messages":[]}',
         b'{"model":"M","messages":[],"model":"m"}',
         b'{"model":"m","mod\\u0065l":"M","messages":[]}',
+        b'{"model":"m","Model":"M","messages":[]}',
         b'{"model":"m","stream":true,"stream":false,"messages":[]}',
         b'{"model":"m","messages":[],"stream_options":{"include_usage":true,"include_usage":false}}',
         b'{"model":"m","max_tokens":1,"messages":[],"max_tokens":100000}',
