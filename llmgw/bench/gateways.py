@@ -88,6 +88,9 @@ class Gateway:
 def config_text(router: str, backends: Sequence[Backend], port: int, admin: int) -> str:
     """The file of a gateway that anybody on this machine may ask.
 
+    It does not count the servers' busy slots (``busy``): these are those of whoever
+    was measured before it, which it would take for gateways beside it.
+
     :param router: ``NAME`` or ``NAME:KEY=VALUE,...``.
     """
     name, _, options = router.partition(":")
@@ -98,6 +101,7 @@ def config_text(router: str, backends: Sequence[Backend], port: int, admin: int)
         f'[router]\nplugin = "{name}"',
         *(option.replace("=", " = ", 1) for option in options.split(",") if option),
         '[log]\naccess = ""\n[drain]\nlame_duck_s = 0',
+        '[[health]]\nplugin = "llamacpp"\nbusy = false',
     ]
     for each in backends:
         lines.append(

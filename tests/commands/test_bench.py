@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from harness import Gateway, Scripted, backend_table, free_port
 
 from llmgw.bench.callers import Sample
+from llmgw.bench.gateways import Backend, config_text
 from llmgw.bench.load import LOADS, marked
 from llmgw.commands.bench import bench, figures
 from llmgw.commands.keys import keys
@@ -87,6 +89,11 @@ def test_routers_are_compared_by_gateways_before_the_same_servers(server: str) -
     assert all(row["requests"] == 4 and not row["errors"] for row in told["rows"])
     assert told["answered_by"]["round-robin"] == {"backend-1": 2, "backend-2": 2}
     assert sum(told["answered_by"]["expected-ttft:tail_price=0.1"].values()) == 4
+
+
+def test_gateways_do_not_take_each_others_requests_for_those_of_a_gateway_beside_them() -> None:
+    config = tomllib.loads(config_text("round-robin", [Backend("one", "http://127.0.0.1:1")], 2, 3))
+    assert config["health"] == [{"plugin": "llamacpp", "busy": False}]
 
 
 def test_the_table_names_every_target_and_what_went_wrong(server: str) -> None:
