@@ -185,7 +185,7 @@ class ExpectedTtft:
         ):
             return None
         if lane.doubt.count:
-            lane.doubt.tried(now_s)
+            lane.doubt.tried(now_s, pace.sent)
             lane.until_s = -inf
         matched, distance, cached = share, 0, share
         if plateaus:
@@ -265,6 +265,7 @@ class ExpectedTtft:
     def _started(self, event: Started) -> None:
         request_id, backend_id = event.request_id, event.backend_id
         self._wait.went(request_id)
+        self._pace.sent += 1
         flights = self._flights
         if request_id in flights:
             self._end(request_id, event.at_s)
@@ -301,12 +302,12 @@ class ExpectedTtft:
                 shadow.free(flight.slot, event.request_id, now_s)
         if not event.ok:
             if reason not in NO_BLAME and not reason.startswith("status_4"):
-                lane.doubt.failed(flight.started_s, now_s, reason in ("connect", "refused"))
+                lane.doubt.failed(flight.started_s, now_s, self._pace.sent, reason in ("connect", "refused"))
                 lane.until_s = -inf
         elif reason == "done":
             if lane.doubt.count:
-                lane.doubt.succeeded(flight.started_s, now_s)
                 lane.until_s = -inf
+            lane.doubt.succeeded(flight.started_s, now_s)
             self._answered(flight, lane, event)
 
     def _answered(self, flight: Flight, lane: Lane, event: Finished) -> None:
@@ -338,8 +339,7 @@ class ExpectedTtft:
             lane.doubt.revived()
             lane.until_s = -inf
         if report.slots and report.slots != lane.told_slots:
-            lane.told_slots = report.slots
-            lane.backend = None
+            lane.told_slots = lane.slots = report.slots
             lane.until_s = -inf
         if report.busy_slots is not None:
             lane.others_are(max(0, report.busy_slots + (report.deferred or 0) - lane.own))

@@ -66,6 +66,7 @@ class Flight(Struct):
 class Pace:
     """What the fleet has in common: the size of requests, and speed for a weight.
 
+    :ivar sent: requests of ours that were sent so far.
     :ivar herd: requests of all gateways for each of ours; 1 if we are alone.
     :ivar output: mean output tokens of a request.
     :ivar uncached: mean uncached prompt tokens of a request.
@@ -84,6 +85,7 @@ class Pace:
         "output",
         "overhead_s",
         "per_token_s",
+        "sent",
         "step_s",
         "ttft_s",
         "uncached",
@@ -93,6 +95,7 @@ class Pace:
         self._answers = 0
         self._samples = 0
         self._own = self._others = 0.0
+        self.sent = 0
         self.herd = 1.0
         self.output = 150.0
         self.uncached = 300.0

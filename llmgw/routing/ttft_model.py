@@ -71,6 +71,9 @@ FULL_GAIN = 2.0
 TRIAL_GAIN = 0.2
 """What a due trial makes of the cost, so that it takes place."""
 
+HARD_PRESSED = 100.0
+"""What one that is not due makes of it, so that it takes place where the others are hard pressed."""
+
 COLD_GAIN = 1.0
 """How much a backend without any warmth costs beyond its figures. It falls by the fourth
 power of what is missing: what is known of its speed is better than what time tells."""
@@ -304,7 +307,7 @@ class Lane:
                 factor *= late if late < LATE_MOST else LATE_MOST
         else:
             self.until_s = now_s + CALM_TICK_S
-            if not there:
+            if not there and not self.doubt.out:
                 unused_s = now_s - used_s
                 if reading.samples:
                     eager = 1.0 - IDLE_GAIN / herd * (unused_s / IDLE_S if unused_s < IDLE_S else 1.0)
@@ -340,7 +343,7 @@ class Lane:
             out_s = OUT_S
         self.out = False
         if self.doubt.count:
-            factor, out_s = self._doubted(factor, out_s, now_s)
+            factor, out_s = self._doubted(factor, out_s, pace.sent, now_s)
         first_s = factor * expected_s
         read_s = factor * per_token_s
         self._factor = factor
@@ -368,16 +371,15 @@ class Lane:
         self.slots = self.told_slots or backend.slots or backend.max_connections
         self.speed.of(pace, weight, backend.profile)
 
-    def _doubted(self, factor: float, out_s: float, now_s: float) -> tuple[float, float]:
+    def _doubted(self, factor: float, out_s: float, sent: int, now_s: float) -> tuple[float, float]:
         doubt = self.doubt
         failures = doubt.now(now_s)
-        self.out = out = doubt.is_out(failures)
-        if out:
-            if now_s < doubt.trial_s:
-                out_s += OUT_S
-                self.until_s = min(self.until_s, doubt.trial_s)
-            else:
-                factor *= TRIAL_GAIN
+        self.out = out = doubt.out
+        if out and now_s < doubt.trial_s:
+            out_s += OUT_S
+            self.until_s = min(self.until_s, doubt.trial_s)
+        elif out:
+            factor *= TRIAL_GAIN if doubt.is_due(now_s, sent) else HARD_PRESSED
         return factor * (1.0 + failures), out_s
 
     def _read(self, request_id: str, flight: Flight) -> None:

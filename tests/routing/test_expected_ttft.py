@@ -19,7 +19,7 @@ from llmgw.errors import ConfigError
 from llmgw.interfaces import IOrderingRouter
 from llmgw.routing import bounded_wait
 from llmgw.routing import expected_ttft as module
-from llmgw.routing.doubt import Doubt
+from llmgw.routing.doubt import BACK, GROWTH, PROVEN, ROW, TRIAL_FIRST_S, TRIAL_LATE_S, TRIAL_SENT, Doubt
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
@@ -443,10 +443,34 @@ def test_trials_come_one_at_a_time() -> None:
         play.serve()
     for _ in range(3):
         play.serve(ok=False, reason="reset", among=play.fleet[:1])
-    lane = play.lane("a")
-    play.now_s = lane.doubt.trial_s + 0.01
+    play.now_s += TRIAL_LATE_S
     assert play.ask().backend.id == "a"
     assert [play.ask().backend.id for _ in range(10)] == ["b"] * 10
+
+
+def test_one_whose_first_answers_fail_is_asked_again_after_many_requests() -> None:
+    """However attractive one is otherwise that nobody knows yet."""
+    play = Play({"good": 1000.0, "bad": 1000.0}, {"good": 1.0, "bad": 10.0})
+    names = []
+    for _ in range(TRIAL_SENT + 20):
+        names.append(play.ask(300).backend.id)
+        play.end(names[-1] == "good", "done" if names[-1] == "good" else "status_503")
+        play.now_s += 0.2
+    assert names.count("bad") == 2
+    assert names.index("bad", 1) >= TRIAL_SENT
+
+
+def test_one_that_failed_is_asked_sooner_where_the_others_cannot_do_the_work() -> None:
+    play = Play({"good": 1000.0, "bad": 1000.0})
+    for _ in range(10):
+        play.serve()
+    for _ in range(2):
+        play.serve(ok=False, reason="reset", among=play.fleet[1:])
+    for number in range(40):
+        play.router.observe(Started(f"x{number}", "good", play.now_s))
+    assert play.ask(300).backend.id == "good"
+    play.now_s += TRIAL_FIRST_S * GROWTH
+    assert play.ask(300).backend.id == "bad"
 
 
 # --- prefixes ---------------------------------------------------------------------
@@ -696,6 +720,13 @@ def test_a_trial_that_is_due_takes_place_while_others_are_full() -> None:
     assert play.router.choose(Request("next", "m", 2000), bad, play.now_s) is None
 
 
+def test_one_that_tells_its_slots_is_waited_for_as_before() -> None:
+    play, ask, bad = failing_and_full()
+    play.router.adapt(slot_choice=False, may_wait=True)
+    play.router.observe(HealthChanged("good", play.now_s, HealthReport(True, slots=3)))
+    assert play.router.choose(ask, bad, play.now_s) is None
+
+
 def test_lanes_that_nobody_has_looked_at_are_not_waited_for() -> None:
     play = Play({"fast": 8000.0, "slow": 100.0})
     play.serve(among=play.fleet[1:])
@@ -744,27 +775,63 @@ def test_a_conversation_without_a_session_is_known_by_its_beginning() -> None:
 # --- doubt ------------------------------------------------------------------------
 
 
-def test_one_good_answer_does_not_bring_back_what_fails_often() -> None:
+def proven() -> Doubt:
+    doubt = Doubt()
+    for number in range(PROVEN):
+        doubt.succeeded(float(number), float(number))
+    return doubt
+
+
+def test_two_failures_close_together_are_too_many_and_one_is_for_who_never_answered() -> None:
+    doubt = proven()
+    doubt.failed(10.0, 10.0, 0, refused=False)
+    assert not doubt.out
+    doubt.failed(100.0, 100.0, 0, refused=False)
+    assert not doubt.out
+    doubt.failed(101.0, 101.0, 0, refused=False)
+    assert doubt.out
+    doubt = Doubt()
+    doubt.failed(10.0, 10.0, 0, refused=False)
+    assert doubt.out
+
+
+def test_a_trial_is_due_after_some_time_and_requests_or_after_long() -> None:
+    doubt = Doubt()
+    doubt.failed(0.0, 0.0, 7, refused=False)
+    assert not doubt.is_due(TRIAL_FIRST_S - 0.1, 7 + TRIAL_SENT)
+    assert not doubt.is_due(TRIAL_FIRST_S, 6 + TRIAL_SENT)
+    assert doubt.is_due(TRIAL_FIRST_S, 7 + TRIAL_SENT)
+    assert not doubt.is_due(TRIAL_LATE_S - 0.1, 8)
+    assert doubt.is_due(TRIAL_LATE_S, 8)
+
+
+def test_a_few_good_answers_in_a_row_bring_back_what_failed_often() -> None:
     doubt = Doubt()
     for now_s in (0.0, 1.0):
-        doubt.failed(now_s, now_s, refused=False)
-    assert doubt.is_out(doubt.now(1.0))
+        doubt.failed(now_s, now_s, 0, refused=False)
     doubt.succeeded(0.5, 1.5)  # older than the last failure
     assert doubt.now(1.5) > 1.9
-    for now_s in (4.0, 5.0, 6.0):
+    for _ in range(ROW - 1):
+        doubt.succeeded(500.0, 500.0)
+    assert doubt.out  # long ago, but too few
+    assert doubt.count > 0.0
+    assert doubt.is_due(500.0, 0)
+    doubt.failed(600.0, 600.0, 0, refused=False)
+    for now_s in (700.0, 701.0, 702.0):
+        assert doubt.out
         doubt.succeeded(now_s, now_s)
-        assert doubt.is_out(doubt.now(now_s))
-    doubt.succeeded(7.0, 7.0)
-    assert not doubt.is_out(doubt.now(7.0))
+    assert not doubt.out
+    assert doubt.now(702.0) <= BACK
 
 
 def test_one_good_answer_is_enough_where_nobody_had_listened() -> None:
     doubt = Doubt()
-    for now_s in (0.0, 0.0, 0.0, 0.5, 1.5, 3.5):
-        doubt.failed(now_s, now_s, refused=now_s > 0.0)
-    assert doubt.trial_s == 5.5
-    doubt.succeeded(5.5, 6.0)
-    assert not doubt.is_out(doubt.now(6.0))
+    for now_s in (0.0, 0.0, 0.0, 0.5, 2.5, 4.5):
+        doubt.failed(now_s, now_s, 0, refused=now_s > 0.0)
+    assert doubt.trial_s == 6.5
+    assert doubt.is_due(6.5, 0)
+    doubt.succeeded(6.5, 7.0)
+    assert not doubt.out
 
 
 def test_a_patient_router_takes_what_is_free_when_waiting_gains_nothing() -> None:

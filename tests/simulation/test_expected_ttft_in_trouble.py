@@ -6,7 +6,7 @@ import pytest
 
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.simulation.faults import parse_fault
-from llmgw.simulation.fleets import mixed_fleet
+from llmgw.simulation.fleets import article_fleet, mixed_fleet
 from llmgw.simulation.report import share_of, summary
 from llmgw.simulation.run import Result, Settings, simulate
 from llmgw.simulation.workload import chat, mixed
@@ -38,6 +38,38 @@ def test_a_failing_node_gets_little_and_callers_notice_nothing() -> None:
     result = run("fail-fast node=a100-1 at=15 for=40 share=0.6", load=0.6, count=2500)
     assert share_of(result, "a100-1", 15.0, 55.0) <= 0.03
     assert not summary(result)["errors"]
+
+
+@pytest.mark.parametrize(("load", "most"), [(0.2, 0.03), (0.6, 0.04)])
+def test_a_small_fleet_soon_knows_who_fails(load: float, most: float) -> None:
+    """From the first request on, in a hundred of them, whichever node it is."""
+    fleet = article_fleet()
+    for node in fleet:
+        shares = []
+        for seed in range(1, 7):
+            result = simulate(
+                mixed(seed, fleet, load, 100),
+                fleet,
+                lambda number: ExpectedTtft(seed=number),
+                Settings(cap="none", seed=seed),
+                faults=[parse_fault(f"fail-fast node={node.id} at=0 for=3600 share=0.6")],
+            )
+            assert not summary(result)["errors"]
+            shares.append(share_of(result, node.id, 0.0, 1e9))
+        assert sum(shares) / len(shares) <= most
+
+
+@pytest.mark.parametrize("node", ["a100", "4090"])
+def test_who_failed_is_back_soon_where_the_others_are_hard_pressed(node: str) -> None:
+    fleet = article_fleet()
+    result = simulate(
+        mixed(2, fleet, 0.5, 1000),
+        fleet,
+        lambda number: ExpectedTtft(seed=number),
+        Settings(cap="none", seed=2),
+        faults=[parse_fault(f"fail-fast node={node} at=30 for=20 share=0.6")],
+    )
+    assert share_of(result, node, 80.0, 100.0) >= 0.5 * share_of(result, node, 0.0, 30.0)
 
 
 def test_a_rolling_restart_costs_only_streams_that_had_begun() -> None:
