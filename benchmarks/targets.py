@@ -312,6 +312,7 @@ TARGETS: dict[str, Callable[[Stage, str], Target]] = {
     "nginx": nginx,
     "haproxy": haproxy,
     "llmgw": llmgw,
+    "llmgw-lean": lambda stage, name: llmgw(stage, name, reactor="lean"),
     "llmgw-uvloop": lambda stage, name: llmgw(stage, name, reactor="uvloop"),
     "llmgw-redis": llmgw_redis,
     "llmgw-2": lambda stage, name: llmgw(stage, name, workers=2),
