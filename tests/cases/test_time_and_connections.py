@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_names import Names
@@ -19,6 +22,7 @@ from harness import (
     LAST_CHUNK,
     SSE_HEAD,
     TWISTD,
+    Answer,
     Gateway,
     Line,
     Received,
@@ -35,11 +39,131 @@ from harness import (
     post,
 )
 
-from cases.scenes import STEADY, ask_stream, ask_whole, scene, silent
+from cases.scenes import STEADY, ask_stream, ask_whole, silent
 from llmgw.config import Timeouts
 
 ONE = 'models = ["m"]\nmax_connections = 100'
+LOOKED_AT_ONCE = '[[health]]\nplugin = "http"\ninterval_s = 600.0\n'
 UNHURRIED = "[overload]\nshed_lag_s = 10000\nrefuse_lag_s = 10000\nclose_lag_s = 10000\n"
+
+
+def has_ipv6() -> bool:
+    """There is an IPv6 loopback here."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+class Shared:
+    """A gateway that tests share, with a backend of its own for each model.
+
+    :ivar well: of ``m``, answers.
+    :ivar hung: of ``slow``, never answers.
+    :ivar narrow: of ``two``, has two places.
+    :ivar ipv6_port: where the gateway listens too, if there is an IPv6 loopback.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.well, self.hung, self.narrow = Scripted(), Scripted(silent), Scripted()
+        port, self.ipv6_port = free_port(), free_port()
+        listen = [f"tcp:{port}:interface=127.0.0.1"]
+        if has_ipv6():
+            listen.append(f"tcp:{self.ipv6_port}:interface=\\:\\:1")
+        config = f"listen = {json.dumps(listen)}\n" + STEADY + '[log]\naccess = "access.log"\n'
+        config += backend_table(self.well, "well", ONE)
+        config += backend_table(self.hung, "hung", 'models = ["slow"]\nmax_connections = 200')
+        config += backend_table(self.narrow, "narrow", 'models = ["two"]\nmax_connections = 2')
+        self.gateway = Gateway(folder, config, port=port)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    shared = Shared(tmp_path_factory.mktemp("shared"))
+    yield shared
+    shared.gateway.stop()
+    for backend in (shared.well, shared.hung, shared.narrow):
+        backend.close()
+    assert "Traceback" not in shared.gateway.log, shared.gateway.log
+
+
+@pytest.fixture
+def shared(ended: Shared) -> Iterator[Shared]:
+    """The shared gateway, at rest before and after."""
+    ended.well.play(answer_completion)
+    yield ended
+    eventually(ended.gateway.is_idle)
+
+
+class Named:
+    """A gateway that tests share, whose backends are at names and addresses of several kinds.
+
+    :ivar names: what its resolver knows: ``backend.test``, and ``localhost`` as in many containers.
+    :ivar old: the backend at ``backend.test``; ``new`` has the same port on another address.
+    :ivar ports: of the backends on ``[::1]``, by their model.
+    :ivar heard: heads that came there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.old = answer_as("old")
+        self.new = same_port_on(
+            "127.0.0.2",
+            self.old,
+            lambda line, request: line.send(json_response({**COMPLETION, "who": "new"})),
+        )
+        self.dead = socket.create_server(("127.0.0.1", 0), backlog=16)
+        self.listeners: list[socket.socket] = []
+        self.heard: list[bytes] = []
+        self.ports: dict[str, int] = {}
+        self.names = Names(folder, backend_test=["127.0.0.1"], localhost=["127.0.0.1"])
+        config = STEADY + LOOKED_AT_ONCE + "[retry]\nattempts = 0\n"
+        config += "[timeouts]\nupstream_idle_s = 0.5\nresponse_head_s = 1.5\n"
+        urls = {
+            "moved": f"http://backend.test:{self.old.port}",
+            "dead": f"http://127.0.0.1:{self.dead.getsockname()[1]}",
+        }
+        if has_ipv6():
+            urls |= {model: url.format(port=self._listen(model)) for model, url in ON_IPV6.items()}
+        for model, url in urls.items():
+            config += f'[[backends]]\nid = "{model}"\nurl = "{url}"\nmodels = ["{model}"]\n'
+        self.gateway = Gateway(folder, config, environment=self.names.environment)
+
+    def _listen(self, model: str) -> int:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        self.listeners.append(listener)
+        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
+        self.ports[model] = listener.getsockname()[1]
+        return self.ports[model]
+
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                line = Line(sock, 0)
+                request = line.read_request()
+                if request is not None:
+                    self.heard.append(request.head)
+                    line.send(json_response(COMPLETION))
+                line.close()
+
+    def close(self) -> None:
+        self.gateway.stop()
+        for backend in (self.old, self.new):
+            backend.close()
+        for listener in (self.dead, *self.listeners):
+            listener.close()
+
+
+ON_IPV6 = {"number": "http://[::1]:{port}", "name": "http://localhost:{port}"}
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Named]:
+    named = Named(tmp_path_factory.mktemp("named"))
+    yield named
+    named.close()
+    assert "Traceback" not in named.gateway.log, named.gateway.log
 
 
 def test_s_tmo_1_the_defaults_leave_a_long_prefill_its_time() -> None:
@@ -83,45 +207,28 @@ def test_s_tmo_1_and_2_silence_of_minutes_is_no_failure(tmp_path: Path) -> None:
         backend.close()
 
 
-def test_s_tmo_3_one_hung_backend_hangs_nobody_else(tmp_path: Path) -> None:
+def test_s_tmo_3_one_hung_backend_hangs_nobody_else(shared: Shared) -> None:
     """200 requests to a model whose backend never answers, and another model goes on."""
-    hung, well = Scripted(silent), Scripted()
-    config = STEADY + backend_table(hung, "hung", 'models = ["slow"]\nmax_connections = 200')
-    gateway = Gateway(tmp_path, config + backend_table(well, "well", ONE))
+    gateway = shared.gateway
     clients = []
-    try:
-        for _ in range(200):
-            client = gateway.client()
-            client.send(ask_whole(model="slow"))
-            clients.append(client)
-        eventually(lambda: len(hung.requests) == 200)
-        for _ in range(50):
-            assert gateway.ask(ask_whole()).status == 200
-        assert gateway.ask(ask_whole(model="slow")).status == 503
-        for client in clients:
-            client.close()
-        eventually(gateway.is_idle)
-    finally:
-        gateway.stop()
-        hung.close()
-        well.close()
+    for _ in range(200):
+        client = gateway.client()
+        client.send(ask_whole(model="slow"))
+        clients.append(client)
+    eventually(lambda: len(shared.hung.requests) == 200)
+    for _ in range(50):
+        assert gateway.ask(ask_whole()).status == 200
+    assert gateway.ask(ask_whole(model="slow")).status == 503
+    for client in clients:
+        client.close()
+    eventually(gateway.is_idle)
 
 
-def test_s_tmo_4_a_backend_that_only_connects_is_504(tmp_path: Path) -> None:
+def test_s_tmo_4_a_backend_that_only_connects_is_504(named: Named) -> None:
     """The kernel of a dead process still completes handshakes."""
-    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
-        port = listener.getsockname()[1]
-        config = STEADY + "[timeouts]\nresponse_head_s = 0.4\n[retry]\nattempts = 0\n"
-        config += '[[health]]\nplugin = "http"\ninterval_s = 600.0\n'
-        gateway = Gateway(
-            tmp_path, config + f'[[backends]]\nid = "b"\nurl = "http://127.0.0.1:{port}"\nmodels = ["m"]\n'
-        )
-        try:
-            answer = gateway.ask(ask_whole())
-            assert (answer.status, answer.json["error"]["code"]) == (504, "upstream_timeout")
-            eventually(gateway.is_idle)
-        finally:
-            gateway.stop()
+    answer = named.gateway.ask(ask_whole(model="dead"))
+    assert (answer.status, answer.json["error"]["code"]) == (504, "upstream_timeout")
+    eventually(named.gateway.is_idle)
 
 
 def answer_as(name: str) -> Scripted:
@@ -141,94 +248,48 @@ def same_port_on(address: str, like: Scripted, script: object) -> Scripted:
     return other
 
 
-def test_s_dns_1_a_backend_that_moved_is_found(tmp_path: Path) -> None:
+def test_s_dns_1_a_backend_that_moved_is_found(named: Named) -> None:
     """A name is looked up for every connection; one that cannot be looked up any more
     keeps its last good addresses; a kept connection does not hold on to the old one for ever."""
-    old = answer_as("old")
-    new = same_port_on(
-        "127.0.0.2", old, lambda line, request: line.send(json_response({**COMPLETION, "who": "new"}))
-    )
-    names = Names(tmp_path, backend_test=["127.0.0.1"])
-    config = STEADY + '[[health]]\nplugin = "http"\ninterval_s = 600.0\n[timeouts]\nupstream_idle_s = 0.5\n'
-    table = f'[[backends]]\nid = "b"\nurl = "http://backend.test:{old.port}"\nmodels = ["m"]\n'
-    gateway = Gateway(tmp_path, config + table, environment=names.environment)
-    try:
 
-        def who() -> str:
-            answer = gateway.ask(ask_whole())
-            return str(answer.json.get("who", answer.status))
+    def who() -> str:
+        answer = named.gateway.ask(ask_whole(model="moved"))
+        return str(answer.json.get("who", answer.status))
 
-        assert who() == "old"
-        names.set(backend_test=[])
-        eventually(lambda: gateway.state["backends"][0]["idle_connections"] == 0)
-        assert who() == "old"  # the last good answer
-        names.set(backend_test=["127.0.0.2"])
-        eventually(lambda: gateway.state["backends"][0]["idle_connections"] == 0)
-        assert who() == "new"
-    finally:
-        gateway.stop()
-        old.close()
-        new.close()
+    def is_unconnected() -> bool:
+        found = {each["id"]: each for each in named.gateway.state["backends"]}
+        return bool(found["moved"]["idle_connections"] == 0)
+
+    assert who() == "old"
+    named.names.set(localhost=["127.0.0.1"], backend_test=[])
+    eventually(is_unconnected)
+    assert who() == "old"  # the last good answer
+    named.names.set(localhost=["127.0.0.1"], backend_test=["127.0.0.2"])
+    eventually(is_unconnected)
+    assert who() == "new"
 
 
-@pytest.mark.parametrize("url", ["http://[::1]:{port}", "http://localhost:{port}"])
-def test_s_ip6_1_a_backend_on_ipv6(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("url", ON_IPV6.values())
+def test_s_ip6_1_a_backend_on_ipv6(named: Named, url: str) -> None:
     """Brackets in ``Host``; of ``localhost`` both families are tried, and only one listens,
     though the hosts file, as in many containers, knows the other alone."""
-    heard: list[bytes] = []
-
-    def serve(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = listener.accept()
-                line = Line(sock, 0)
-                request = line.read_request()
-                if request is not None:
-                    heard.append(request.head)
-                    line.send(json_response(COMPLETION))
-                line.close()
-
-    try:
-        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    except OSError:
+    if not named.ports:
         pytest.skip("no IPv6 on loopback here")
-    port = listener.getsockname()[1]
-    threading.Thread(target=serve, args=(listener,), daemon=True).start()
-    names = Names(tmp_path, localhost=["127.0.0.1"])
-    table = f'[[backends]]\nid = "b"\nurl = "{url.format(port=port)}"\nmodels = ["m"]\n'
-    gateway = Gateway(
-        tmp_path,
-        STEADY + table,
-        environment=names.environment,
-    )
-    try:
-        answer = gateway.ask(ask_whole())
-        assert answer.status == 200, answer
-        host = f"host: {url.format(port=port).removeprefix('http://')}".encode()
-        assert [host in head.lower() for head in heard if head.startswith(b"POST")] == [True]
-    finally:
-        gateway.stop()
-        listener.close()
+    model = next(model for model, each in ON_IPV6.items() if each == url)
+    answer = named.gateway.ask(ask_whole(model=model))
+    assert answer.status == 200, answer
+    host = f"host: {url.format(port=named.ports[model]).removeprefix('http://')}".encode()
+    assert [host in head.lower() for head in named.heard if head.startswith(b"POST")][-1:] == [True]
 
 
-def test_s_ip6_1_clients_on_ipv6_are_named_and_counted(tmp_path: Path) -> None:
-    port = free_port()
-    backend = Scripted()
-    listen = f'listen = ["tcp:{port}:interface=\\\\:\\\\:1"]\n[log]\naccess = "access.log"\n'
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
+def test_s_ip6_1_clients_on_ipv6_are_named_and_counted(shared: Shared) -> None:
+    if not has_ipv6():
         pytest.skip("no IPv6 on loopback here")
-    gateway = Gateway(tmp_path, listen + backend_table(backend))
-    try:
-        with socket.create_connection(("::1", port), 5) as sock:
-            sock.sendall(ask_whole())
-            assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
-        eventually(lambda: gateway.access)
-        assert gateway.access[0]["peer"] == "::1"
-    finally:
-        gateway.stop()
-        backend.close()
+    with socket.create_connection(("::1", shared.ipv6_port), 5) as sock:
+        sock.sendall(ask_whole(id="over-ipv6"))
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+    lines = eventually(lambda: [line for line in shared.gateway.access if line["id"] == "over-ipv6"])
+    assert [line["peer"] for line in lines] == ["::1"]
 
 
 def cpu_s(pid: int) -> float:
@@ -296,7 +357,8 @@ def test_s_fd_1_descriptors_run_out(tmp_path: Path) -> None:
 
 
 def test_s_fd_1_no_descriptor_for_a_backend_is_our_fault_and_not_its(tmp_path: Path) -> None:
-    """EMFILE on connect: 502 that says ``local``, the backend stays in, and it recovers."""
+    """EMFILE on connect: 502 that says ``local``, the backend stays in, and it recovers. A gateway of
+    its own: one that has had many connections has free numbers below the limit."""
     backend = Scripted()
     gateway = Gateway(tmp_path, backend_table(backend, more=ONE))
     try:
@@ -324,15 +386,19 @@ def test_s_fd_1_no_descriptor_for_a_backend_is_our_fault_and_not_its(tmp_path: P
         backend.close()
 
 
-def test_s_port_1_many_short_requests_use_few_ports(tmp_path: Path) -> None:
-    backend = Scripted()
-    with gateway_with(tmp_path, backend) as gateway, gateway.client() as client:
+def well_of(gateway: Gateway) -> dict[str, Any]:
+    """The state of the backend that answers."""
+    return next(each for each in gateway.state["backends"] if each["id"] == "well")
+
+
+def test_s_port_1_many_short_requests_use_few_ports(shared: Shared) -> None:
+    before = well_of(shared.gateway)["connects"]
+    with shared.gateway.client() as client:
         for _ in range(500):
             client.send(ask_whole())
             assert client.read_answer().status == 200
-        # Its health looks have a connection each.
-        assert gateway.state["backends"][0]["connects"] <= 3
-    backend.close()
+    # Its health looks have a connection each.
+    assert well_of(shared.gateway)["connects"] - before <= 3
 
 
 def test_s_idl_1_a_thousand_who_say_nothing_go_by_themselves(tmp_path: Path) -> None:
@@ -350,40 +416,40 @@ def test_s_idl_1_a_thousand_who_say_nothing_go_by_themselves(tmp_path: Path) -> 
     backend.close()
 
 
-def test_s_h2_1_http_2_is_not_offered_and_its_preface_refused(tmp_path: Path) -> None:
+def test_s_h2_1_http_2_is_not_offered_and_its_preface_refused(shared: Shared) -> None:
     """By ALPN: ``test_tls.py``. Without TLS the preface is bytes that are no request."""
-    backend = Scripted()
-    with gateway_with(tmp_path, backend) as gateway, gateway.client() as client:
+    with shared.gateway.client() as client:
         client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         answer = client.read_answer()
         assert answer.status in (400, 405, 505)
         assert client.is_closed()
-        assert backend.requests == []
-        upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
-        assert gateway.ask(post(headers=upgrade)).status == 200
-    backend.close()
+        assert shared.well.requests == []
+    upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+    assert shared.gateway.ask(post(headers=upgrade)).status == 200
 
 
-def test_s_cap_1_all_slots_busy_and_the_rest_still_answers(tmp_path: Path) -> None:
-    release = threading.Event()
+def test_s_cap_1_all_slots_busy_and_the_rest_still_answers(shared: Shared) -> None:
+    gateway, release = shared.gateway, threading.Event()
 
     def held(line: Line, request: Received) -> None:
         release.wait(20)
         answer_completion(line, request)
 
-    with scene(tmp_path, b='models = ["m"]\nmax_connections = 2') as here:
-        here.play(held)
-        with ThreadPoolExecutor(2) as pool:
-            running = [pool.submit(here.ask, ask_whole()) for _ in range(2)]
-            eventually(lambda: here.gateway.state["in_flight"] == 2)
-            answer = here.ask(ask_whole())
-            assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
-            assert 1 <= int(answer.get("retry-after") or 0) <= 60
-            for path in ("/health", "/v1/models"):
-                request = f"GET {path} HTTP/1.1\r\nHost: gw\r\n\r\n".encode()
-                assert here.gateway.ask(request, "GET").status == 200
-            release.set()
-            assert [each.result().status for each in running] == [200, 200]
+    def ask() -> Answer:
+        return gateway.ask(ask_whole(model="two"))
+
+    shared.narrow.play(held)
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(ask) for _ in range(2)]
+        eventually(lambda: gateway.state["in_flight"] == 2)
+        answer = ask()
+        assert (answer.status, answer.json["error"]["code"]) == (503, "overloaded")
+        assert 1 <= int(answer.get("retry-after") or 0) <= 60
+        for path in ("/health", "/v1/models"):
+            request = f"GET {path} HTTP/1.1\r\nHost: gw\r\n\r\n".encode()
+            assert gateway.ask(request, "GET").status == 200
+        release.set()
+        assert [each.result().status for each in running] == [200, 200]
 
 
 def test_s_clk_1_and_s_cb_5_the_wall_clock_jumps(tmp_path: Path) -> None:
