@@ -26,6 +26,7 @@ from llmgw.tracing import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from random import Random
 
     from llmgw.config import Config
     from llmgw.listening import Sockets
@@ -136,7 +137,7 @@ def build_filters(config: Config, clock: Callable[[], float]) -> Filters:
     )
 
 
-def build_callers(config: Config) -> Callers:
+def build_callers(config: Config, dice: Random) -> Callers:
     """The configured checkers; none at all means anybody, on loopback only.
 
     :raise ConfigError: an ``auth`` entry is wrong.
@@ -157,7 +158,7 @@ def build_callers(config: Config) -> Callers:
             faults.append(ConfigFault(f"auth[{index}]", str(error)))
     if faults:
         raise ConfigError(faults, config.source)
-    return Callers(checkers, FailureFlood())
+    return Callers(checkers, FailureFlood(), dice)
 
 
 def body_limits(config: Config) -> BodyLimits:

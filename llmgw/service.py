@@ -100,7 +100,7 @@ class GatewayService(Daemon):
             fleet=self.fleet,
             router=build_router(config),
             limiter=limiter,
-            callers=build_callers(config),
+            callers=build_callers(config, self._dice),
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
             metrics=self.metrics,
             access_log=AccessLog(config.log.access, reactor) if config.log.access else None,
@@ -284,7 +284,7 @@ class GatewayService(Daemon):
         check_listeners_are_guarded([text for text, _ in self._listeners], config)
         if config.listen != old.listen:
             build_listeners("listen", config.listen, None, Sockets(self.reactor))
-        callers = build_callers(config)
+        callers = build_callers(config, self._dice)
         filters = build_filters(config, self.clock)
         self.backends.verify(config)
         certificates = [*reread_all("listen", self._listeners), *reread_all("admin", self._admin)]

@@ -291,7 +291,10 @@ class Attempt:
         return loads is not None and loads.is_gone(self.choice.backend.id, name, noticed=noticed)
 
     def _gone(self) -> ModelLoading:
-        error = ModelLoading(f"{self.request.model!r} is not loaded any more", retry_after_s=1.0)
+        error = ModelLoading(
+            f"{self.request.model!r} is not loaded any more",
+            retry_after_s=retry_after(1.0, self.gateway.dice),
+        )
         error.may_retry = True
         return error
 

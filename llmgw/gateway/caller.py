@@ -16,11 +16,13 @@ from twisted.cred.error import LoginFailed
 from twisted.internet.defer import Deferred, maybeDeferred
 
 from llmgw.access.credentials import ApiKey, IApiKey
+from llmgw.core.retry import retry_after
 from llmgw.errors import InvalidApiKey, RateLimited
 from llmgw.values import Caller
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from random import Random
 
     from llmgw.access.flood import FailureFlood
 
@@ -32,11 +34,13 @@ class Callers:
 
     :param checkers: ``twisted.cred`` checkers; the first that accepts wins.
     :param flood: counts failures by address.
+    :param dice: for the time after which to come back.
     """
 
-    def __init__(self, checkers: Sequence[Any], flood: FailureFlood) -> None:
+    def __init__(self, checkers: Sequence[Any], flood: FailureFlood, dice: Random) -> None:
         self.checkers = tuple(checkers)
         self._flood = flood
+        self._dice = dice
         self._anonymous = any(IAnonymous in checker.credentialInterfaces for checker in self.checkers)
         self._keyed = [c for c in self.checkers if IApiKey in c.credentialInterfaces]
         self._named = [c for c in self.checkers if IUsernamePassword in c.credentialInterfaces]
@@ -89,9 +93,10 @@ class Callers:
         return Deferred.fromCoroutine(self._checked(checker, avatar, peer, now_s))
 
     def _refusal(self, peer: str, now_s: float, *, given: bool) -> InvalidApiKey | RateLimited:
-        retry_after_s = self._flood.failed(peer, now_s)
-        if retry_after_s:
-            return RateLimited("too many failed logins from this address", retry_after_s=retry_after_s)
+        wait_s = self._flood.failed(peer, now_s)
+        if wait_s:
+            after_s = retry_after(wait_s, self._dice)
+            return RateLimited("too many failed logins from this address", retry_after_s=after_s)
         if given:
             return InvalidApiKey("the API key is not valid")
         return InvalidApiKey("an API key is needed: Authorization: Bearer …, or x-api-key")

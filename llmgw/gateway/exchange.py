@@ -84,6 +84,8 @@ class Exchange:
         try:
             await self._serve()
         except GatewayError as error:
+            if isinstance(error, Overloaded) and error.retry_after_s is None:
+                error.retry_after_s = self._soon(1.0)
             answering.refuse(error)
         except CancelledError:
             if incoming.gone:

@@ -160,7 +160,7 @@ class Incoming:
         if self._size > self.limit_bytes:
             self.body_failed(self._too_large())
         elif site.held_bytes > site.limits.body_total_bytes:
-            self.body_failed(Overloaded("too many request bodies are being read", retry_after_s=1.0))
+            self.body_failed(Overloaded("too many request bodies are being read"))
         else:
             self._parts.append(data)
 
