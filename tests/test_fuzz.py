@@ -34,7 +34,7 @@ PIECES = [
 
 
 # One test for all of them: pytest-twisted wraps what hypothesis runs once for each parameter.
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(name=st.sampled_from(NAMES), data=st.data())
 def test_damaged_seeds(name: str, data: st.DataObject) -> None:
     target, seeds = fuzz_targets.TARGETS[name], fuzz_targets.SEEDS[name]

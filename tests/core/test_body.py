@@ -474,7 +474,7 @@ def objects(draw):
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(body=soup, wrapped=st.booleans())
 def test_soup_is_judged_as_a_plain_parser_would(body, wrapped):
     body = b'{"k":[%b]}' % body if wrapped else body
@@ -483,7 +483,7 @@ def test_soup_is_judged_as_a_plain_parser_would(body, wrapped):
     assert verdict(body, TIGHT) == reference(body, TIGHT)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(body=objects(), window=st.sampled_from([3, 7, 16384]))
 def test_objects_are_judged_as_a_plain_parser_would(body, window):
     with pytest.MonkeyPatch.context() as patch:
@@ -493,7 +493,7 @@ def test_objects_are_judged_as_a_plain_parser_would(body, window):
             assert verdict(body, limits) == reference(body, limits)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=soup, window=st.integers(2, 9))
 def test_seams_between_windows_change_nothing(body, window):
     body = b'{"k":"%b"}' % body
@@ -505,7 +505,7 @@ def test_seams_between_windows_change_nothing(body, window):
         assert verdict(body, TIGHT) == reference(body, TIGHT)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=60))
 def test_no_bytes_break_it(data):
     assert verdict(data, BodyLimits()) == (reference(data, BodyLimits()) if data else None)
@@ -615,7 +615,7 @@ def requests(draw):
     return ("{" + layout[0].join(out) + "}").encode("utf-8", "surrogatepass")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     body=requests(), which=st.sampled_from(SETS_OF_LIMITS), require_model=st.booleans(), exempt=st.booleans()
 )
@@ -629,7 +629,7 @@ pieces = st.lists(st.sampled_from([*FRAGMENTS, *around]), max_size=14).map(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=pieces, wrapped=st.booleans())
 def test_short_cuts_change_no_verdict_on_soup(body, wrapped):
     same_without_short_cuts(b'{"model":"m",%b}' % body if wrapped else body, BodyLimits())
@@ -738,7 +738,7 @@ def test_splice(body, changes, after):
     assert splice(body, changes) == after
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=objects(), changes=st.dictionaries(names, values | st.just(REMOVE), max_size=3))
 def test_a_change_leaves_every_other_member_as_it_stood(body, changes):
     try:

@@ -244,7 +244,7 @@ def variations(raw: bytes, digits: bytes) -> list[bytes]:
         ]
     ),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_random_requests_read_the_same_with_and_without_memo(
     parts: list[tuple[bytes, bytes, bytes, bytes]],
     digits: bytes,
@@ -267,7 +267,7 @@ def test_random_requests_read_the_same_with_and_without_memo(
     st.sets(st.integers(1, 120), max_size=3),
     st.sampled_from([DEFAULT_LIMITS, HeadLimits(headers=90), HeadLimits(count=2)]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_random_responses_read_the_same_with_and_without_memo(
     parts: list[tuple[bytes, bytes, bytes]],
     digits: bytes,
@@ -285,7 +285,7 @@ def test_random_responses_read_the_same_with_and_without_memo(
 
 
 @given(st.lists(st.integers(0, 60), min_size=3, max_size=12), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_one_connection_with_changing_lengths(sizes: list[int], chunked_between: bool) -> None:
     stream = []
     for size in sizes:
@@ -334,7 +334,7 @@ def test_a_length_that_is_not_plain_is_not_looked_up(digits: bytes) -> None:
     st.lists(st.tuples(_REQUEST_LINES, _LINES), min_size=2, max_size=5),
     st.sampled_from([60, 100, MOST_BYTES]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_cut_does_not_depend_on_the_head_before(parts: list[tuple[bytes, bytes]], most: int) -> None:
     last = NO_CUT
     for line, fields in parts:

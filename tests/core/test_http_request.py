@@ -145,7 +145,7 @@ def test_the_corpus_keeps_its_size() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_cutting_gives_the_same_events(data: st.DataObject) -> None:
     stream = b"".join(
         case.raw for case in data.draw(st.lists(st.sampled_from(SHORT), min_size=1, max_size=4))
@@ -159,7 +159,7 @@ SHORT = [case for case in ALL if len(case.raw) < 400]
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damaged_bytes_give_the_same_events_for_any_cutting(data: st.DataObject) -> None:
     stream = bytearray(data.draw(st.sampled_from(SHORT)).raw)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -177,7 +177,7 @@ def test_damaged_bytes_give_the_same_events_for_any_cutting(data: st.DataObject)
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_arbitrary_bytes_never_crash(raw: bytes) -> None:
     read([raw])
     read([chunks(raw)])
@@ -422,7 +422,7 @@ def test_a_whole_chunk_is_passed_before_the_next_begins() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_chunks_come_out_as_they_went_in(contents: list[bytes], data: st.DataObject) -> None:
     raw = chunks(b"".join(b"%x;e\r\n%b\r\n" % (len(content), content) for content in contents) + b"0\r\n\r\n")
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=12)))

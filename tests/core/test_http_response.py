@@ -127,7 +127,7 @@ SHORT = [case for case in ALL if 0 < len(case.raw) < 400]
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_cutting_gives_the_same_events(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(SHORT))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(case.raw)), max_size=8)))
@@ -136,7 +136,7 @@ def test_any_cutting_gives_the_same_events(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_damaged_bytes_give_the_same_events_for_any_cutting(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(SHORT))
     stream = bytearray(case.raw)
@@ -152,7 +152,7 @@ def test_damaged_bytes_give_the_same_events_for_any_cutting(data: st.DataObject)
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_arbitrary_bytes_never_crash(raw: bytes) -> None:
     read([raw])
     read([HEAD + raw])

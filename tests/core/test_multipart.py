@@ -207,7 +207,7 @@ contents = st.lists(
 ).map(b"".join)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(files=st.lists(contents, max_size=3), place=st.integers(0, 3), preamble=contents, epilogue=contents)
 def test_any_content_is_leapt_over_or_refused(files, place, preamble, epilogue):
     parts = [(FILE, content) for content in files]
@@ -222,7 +222,7 @@ def test_any_content_is_leapt_over_or_refused(files, place, preamble, epilogue):
         assert spliced == body.replace(MODEL + b"\r\n\r\nm\r\n", MODEL + b"\r\n\r\nother\r\n")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=40), cut=st.integers(0, len(GOOD)))
 def test_no_bytes_break_it(data, cut):
     for body in (data, GOOD[:cut] + data, GOOD[:cut] + data + GOOD[cut:]):
@@ -232,7 +232,7 @@ def test_no_bytes_break_it(data, cut):
             pass
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=30))
 def test_no_content_type_breaks_it(text):
     for content_type in (text, "multipart/form-data;" + text, "multipart/form-data; boundary=" + text):

@@ -267,7 +267,7 @@ def plainly(spec, requests):
     return first, done
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4000), st.integers(1, 1500), st.integers(1, 80)), min_size=1, max_size=12
