@@ -19,7 +19,9 @@ from llmgw.core.body import BodyLimits
 from llmgw.errors import ConfigError, ConfigFault, PluginError
 from llmgw.gateway.caller import Callers
 from llmgw.gateway.filtering import Filter, Filters
+from llmgw.gathering import Faults
 from llmgw.listen.parsers import own_haproxy
+from llmgw.listening import Sockets
 from llmgw.store.store import Store
 from llmgw.systemd import why_not_activated
 from llmgw.tracing import Tracer
@@ -29,23 +31,30 @@ if TYPE_CHECKING:
     from random import Random
 
     from llmgw.config import Config
-    from llmgw.listening import Sockets
 
 
 def check_discoveries(config: Config, reactor: Any) -> None:
     """Build every discovery once and throw it away.
 
-    :raise ConfigError: the options of some of them are wrong; every fault.
-    :raise PluginError: one that is not there.
+    :raise ConfigError: some of them are not there, or their options are wrong; every fault.
+    :raise PluginError: the only fault: one that is not there.
     """
-    faults: list[ConfigFault] = []
+    faults = Faults(config.source)
     for index, table in enumerate(config.discovery):
-        try:
-            plugins.build("discovery", table.plugin, table.options, reactor, where=f"discovery[{index}]")
-        except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(faults, config.source)
+        where = f"discovery[{index}]"
+        faults.of(plugins.build, "discovery", table.plugin, table.options, reactor, where=where)
+    faults.tell()
+
+
+def check_listeners(config: Config, reactor: Any) -> None:
+    """Build every listener once, with nobody to serve, and throw it away.
+
+    :raise ConfigError: some of them cannot be made; every fault.
+    """
+    faults = Faults(config.source)
+    for key, descriptions in (("listen", config.listen), ("admin", config.admin)):
+        faults.of(build_listeners, key, descriptions, None, Sockets(reactor))
+    faults.tell()
 
 
 def check_listeners_are_guarded(listen: Sequence[str], config: Config) -> None:
@@ -123,18 +132,22 @@ def build_router(config: Config) -> Any:
 
 
 def build_filters(config: Config, clock: Callable[[], float]) -> Filters:
-    """The configured request filters, in their order."""
-    return Filters(
-        [
-            Filter(
-                table.plugin,
-                plugins.build("filter", table.plugin, table.options, where=f"filters[{index}]"),
-                lenient=table.on_error == "pass",
-            )
-            for index, table in enumerate(config.filters)
-        ],
-        clock,
-    )
+    """The configured request filters, in their order.
+
+    :raise ConfigError: some of them are not there, or their options are wrong; every fault.
+    :raise PluginError: the only fault: one that is not there.
+    """
+    faults = Faults(config.source)
+    made = [
+        Filter(
+            table.plugin,
+            faults.of(plugins.build, "filter", table.plugin, table.options, where=f"filters[{index}]"),
+            lenient=table.on_error == "pass",
+        )
+        for index, table in enumerate(config.filters)
+    ]
+    faults.tell()
+    return Filters(made, clock)
 
 
 def build_callers(config: Config, dice: Random) -> Callers:

@@ -23,13 +23,14 @@ from llmgw.core.http import HeadLimits
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, ConfigFault
 from llmgw.gateway.backend_http import Outbound
 from llmgw.gateway.gateway import Upstream
+from llmgw.gathering import Faults
 from llmgw.health.looks import one_line
 from llmgw.health.target import Target
 from llmgw.values import HealthReport
 from llmgw.wire.pool import Pool, endpoint_for, tls_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from llmgw.config import Config
     from llmgw.core.fleet import Fleet
@@ -140,6 +141,8 @@ class Backends:
     def __init__(
         self, fleet: Fleet, gateway: Gateway, loads: Loads, sweep: Sweep, outbox: Outbox, reactor: Any
     ) -> None:
+        self.verified: Mapping[str, tuple[bytes, ...]] = {}
+        """What TLS files held when they were verified (:func:`verify_backends`)."""
         self._outbox = outbox
         self._loads = loads
         self._fleet = fleet
@@ -150,45 +153,9 @@ class Backends:
         self._told: dict[str, str] = {}  # by the log, of each at its last change
         self._health: dict[str, tuple[PluginConfig, ...]] = {}
         self._running = False
-        # What TLS files held when they were verified, and when their backend was put in place.
-        self._verified: dict[str, tuple[bytes, ...]] = {}
+        # What TLS files held when their backend was put in place.
         self._files: dict[str, tuple[bytes, ...]] = {}
         self._figures: tuple[float, ...] = ()
-
-    def verify(self, config: Config) -> None:
-        """Build everything once and throw it away.
-
-        :raise ConfigError: some backend's TLS files or health plugins are wrong.
-        """
-        faults: list[ConfigFault] = []
-        verified: dict[str, tuple[bytes, ...]] = {}
-        for index, backend in enumerate(config.backends):
-            try:
-                _tls(backend)
-                verified[backend.id] = _tls_files(backend)
-            except (BadPair, OSError, ValueError) as error:
-                faults.append(ConfigFault(f"backends[{index}].tls", str(error)))
-        for index, found in enumerate(config.discovery):
-            trust = found.defaults.get("tls")
-            try:
-                _tls(BackendConfig(id="", url="https://localhost", tls=trust)) if trust else None
-            except (BadPair, OSError, ValueError) as error:
-                faults.append(ConfigFault(f"discovery[{index}].defaults.tls", str(error)))
-        if faults:
-            raise ConfigError(faults, config.source)
-        self._verified = verified
-        for index, table in enumerate(config.health):
-            plugins.build("health", table.plugin, table.options, self._reactor, where=f"health[{index}]")
-        for index, backend in enumerate(config.backends):
-            if backend.health is not None:
-                plugins.build("health", backend.health, {}, self._reactor, where=f"backends[{index}].health")
-            loader = _loader_of(backend)
-            if loader is not None:
-                target = Target(self._reactor, backend.id, backend.url, {})
-                where = f"backends[{index}].loader"
-                plugins.build(
-                    "model-loader", loader.plugin, loader.options, target, self._reactor, where=where
-                )
 
     def apply(self, config: Config) -> None:
         """Add, change and remove, so that exactly ``config.backends`` are served."""
@@ -204,7 +171,7 @@ class Backends:
                 known is None
                 or known.config != backend
                 or self._health[backend.id] != health
-                or self._files[backend.id] != self._verified.get(backend.id, ())
+                or self._files[backend.id] != self.verified.get(backend.id, ())
             ):
                 self._put(backend, config, health)
             elif figures != self._figures:
@@ -262,7 +229,7 @@ class Backends:
         self._have_loaded(backend, target, _loader_of(backend))
         self._watches[id] = watch
         self._health[id] = health
-        self._files[id] = self._verified.get(id, ())
+        self._files[id] = self.verified.get(id, ())
         if self._running:
             watch.start()
 
@@ -363,6 +330,47 @@ def _pool_figures(config: Config) -> tuple[float, ...]:
         timeouts.close_grace_s,
         config.limits.upstream_head_bytes,
     )
+
+
+def verify_backends(config: Config, reactor: Any) -> dict[str, tuple[bytes, ...]]:
+    """Build everything of backends once and throw it away.
+
+    :return: what the TLS files of each hold, by its id.
+    :raise ConfigError: TLS files, health plugins or loaders of some are wrong; every fault.
+    :raise PluginError: the only fault: one of these plugins is not there.
+    """
+    faults = Faults(config.source)
+    verified = {}
+    for index, backend in enumerate(config.backends):
+        verified[backend.id] = faults.of(_verify_tls, backend, f"backends[{index}].tls")
+    for index, found in enumerate(config.discovery):
+        trust = found.defaults.get("tls")
+        if trust:
+            served = BackendConfig(id="", url="https://localhost", tls=trust)
+            faults.of(_verify_tls, served, f"discovery[{index}].defaults.tls")
+    for index, table in enumerate(config.health):
+        faults.of(plugins.build, "health", table.plugin, table.options, reactor, where=f"health[{index}]")
+    for index, backend in enumerate(config.backends):
+        if backend.health is not None:
+            where = f"backends[{index}].health"
+            faults.of(plugins.build, "health", backend.health, {}, reactor, where=where)
+        loader = _loader_of(backend)
+        if loader is not None:
+            target = Target(reactor, backend.id, backend.url, {})
+            where = f"backends[{index}].loader"
+            faults.of(
+                plugins.build, "model-loader", loader.plugin, loader.options, target, reactor, where=where
+            )
+    faults.tell()
+    return verified
+
+
+def _verify_tls(backend: BackendConfig, where: str) -> tuple[bytes, ...]:
+    try:
+        _tls(backend)
+        return _tls_files(backend)
+    except (BadPair, OSError, ValueError) as error:
+        raise ConfigError([ConfigFault(where, str(error))]) from None
 
 
 def _tls(backend: BackendConfig) -> Any:

@@ -30,9 +30,10 @@ from llmgw.assembly import (
     build_store,
     build_tracer,
     check_discoveries,
+    check_listeners,
     check_listeners_are_guarded,
 )
-from llmgw.backends import Backends
+from llmgw.backends import Backends, verify_backends
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.fleet import Fleet
 from llmgw.core.retry import RetryBudget
@@ -40,6 +41,7 @@ from llmgw.daemon import NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, sto
 from llmgw.discoveries import Discoveries
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
+from llmgw.gathering import Faults
 from llmgw.listen.tls import certificate_warnings, first_expiry, reread_all
 from llmgw.listening import Sockets
 from llmgw.loads import Loads
@@ -84,28 +86,37 @@ class GatewayService(Daemon):
         super().__init__(config, reactor, clock)
         self._reread = reread
         self._dice = random.Random(seed)
-        check_discoveries(config, reactor)
         self.sweep = Sweep(reactor, clock)
         outbox = Outbox(reactor)
         self.fleet = Fleet(BreakerRules(**asdict(config.breaker)), self._dice)
         operations = Operations(self)
         self.metrics = Metrics(operations.fleet, operations.gauges, operations.knows)
         retry = config.retry
-        limiter = build_limiter(config, reactor)
+        faults = Faults(config.source)
+        faults.of(check_discoveries, config, reactor)
+        limiter = faults.of(build_limiter, config, reactor)
         # What gateways tell each other goes through here; None where nothing is shared.
-        self.store = build_store(config, limiter, reactor)
+        self.store = faults.of(build_store, config, limiter, reactor)
+        router = faults.of(build_router, config)
+        callers = faults.of(build_callers, config, self._dice)
+        tracer = faults.of(build_tracer, config, reactor)
+        filters = faults.of(build_filters, config, clock)
+        verified = faults.of(verify_backends, config, reactor)
+        if faults:  # the listeners are made last, which is not reached: theirs are told too
+            faults.of(check_listeners, config, reactor)
+        faults.tell()
         self.peers = Peers(config.peers, self.store, self.fleet, reactor, clock) if self.store else None
         self.gateway = Gateway(
             config=config,
             fleet=self.fleet,
-            router=build_router(config),
+            router=router,
             limiter=limiter,
-            callers=build_callers(config, self._dice),
+            callers=callers,
             budget=RetryBudget(retry.ratio, retry.window_s, retry.floor),
             metrics=self.metrics,
             access_log=AccessLog(config.log.access, reactor) if config.log.access else None,
-            tracer=build_tracer(config, reactor),
-            filters=build_filters(config, clock),
+            tracer=tracer,
+            filters=filters,
             body_limits=body_limits(config),
             sweep=self.sweep,
             reactor=reactor,
@@ -122,7 +133,7 @@ class GatewayService(Daemon):
         self.loads = Loads(self.gateway, config, self.store)
         self.gateway.holding.loads = self.loads
         self.backends = Backends(self.fleet, self.gateway, self.loads, self.sweep, outbox, reactor)
-        self.backends.verify(config)
+        self.backends.verified = verified
         self.discoveries = Discoveries(self.backends, self.gateway, reactor)
         self.discoveries.apply(config)
         self.metrics.tables += [
@@ -278,16 +289,19 @@ class GatewayService(Daemon):
         config = self._reread() if self._reread is not None else self.config
         old = self.config
         router = self.gateway.router
+        faults = Faults(config.source)
         if config.router != old.router:
-            router = build_router(config)
-        check_discoveries(config, self.reactor)
-        check_listeners_are_guarded([text for text, _ in self._listeners], config)
+            router = faults.of(build_router, config)
+        faults.of(check_discoveries, config, self.reactor)
+        faults.of(check_listeners_are_guarded, [text for text, _ in self._listeners], config)
         if config.listen != old.listen:
-            build_listeners("listen", config.listen, None, Sockets(self.reactor))
-        callers = build_callers(config, self._dice)
-        filters = build_filters(config, self.clock)
-        self.backends.verify(config)
-        certificates = [*reread_all("listen", self._listeners), *reread_all("admin", self._admin)]
+            faults.of(build_listeners, "listen", config.listen, None, Sockets(self.reactor))
+        callers = faults.of(build_callers, config, self._dice)
+        filters = faults.of(build_filters, config, self.clock)
+        verified = faults.of(verify_backends, config, self.reactor)
+        shown = faults.of(reread_all, "listen", self._listeners)
+        shown_to_operators = faults.of(reread_all, "admin", self._admin)
+        faults.tell()
         fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(old, key)]
         self.config = config
         gateway = self.gateway
@@ -300,8 +314,9 @@ class GatewayService(Daemon):
         gateway.body_limits = body_limits(config)
         self._configure_site()
         self.pressure.configure(config.overload)
+        self.backends.verified = verified
         self.discoveries.apply(config)
-        for put_to_use in certificates:
+        for put_to_use in (*shown, *shown_to_operators):
             put_to_use()
         if gateway.access_log is not None:
             gateway.access_log.reopen()

@@ -7,6 +7,8 @@ from llmgw.assembly import build_listeners, check_discoveries, check_listeners_a
 from llmgw.config import parse_config
 from llmgw.errors import ConfigError, PluginError
 from llmgw.listening import Sockets
+from llmgw.service import GatewayService
+from llmgw.verify import verify
 
 
 def config(text=""):
@@ -59,3 +61,59 @@ def test_an_open_listener_is_never_left_without_keys():
         'auth = ["anonymous"]\n[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\n', source="", base_dir="/"
     )
     check_listeners_are_guarded(["tcp:18000"], keyed)
+
+
+FAULTY = """
+[router]
+plugin = "no-such"
+[[health]]
+plugin = "llamacpp"
+interval_s = 0.1
+[[health]]
+plugin = "no-such"
+[rate_limiter]
+plugin = "no-such"
+[[discovery]]
+plugin = "no-such"
+[[discovery]]
+plugin = "dns"
+[[filters]]
+plugin = "no-such"
+[[filters]]
+plugin = "deny-pattern"
+words = [5]
+"""
+PLACES = [
+    "discovery[0].plugin",
+    "discovery[1].query",
+    "rate_limiter.plugin",
+    "router.plugin",
+    "auth[0]",
+    "filters[0].plugin",
+    "filters[1].words[0]",
+    "health[0].interval_s",
+    "health[1].plugin",
+    "backends[0].loader.plugin",
+    "listen[0]",
+]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_faults_of_all_parts_are_told_at_once(workers):
+    head = f'workers = {workers}\nauth = ["no-such"]\n'
+    head += 'listen = ["systemd:domain=INET:index=0"]\n'
+    backend = '[[backends]]\nid = "a"\nurl = "http://127.0.0.1:1"\nloader = "no-such"\n'
+    faulty = parse_config(head + backend + FAULTY, source="", base_dir="/")
+    with pytest.raises(ConfigError) as refused:
+        verify(faulty, reactor)
+    assert [str(fault).partition(": ")[0] for fault in refused.value.faults] == PLACES
+
+
+def test_a_reload_tells_the_faults_of_all_parts_at_once_and_changes_nothing():
+    faulty = config('[router]\nplugin = "no-such"\n[[filters]]\nplugin = "no-such"\n')
+    service = GatewayService(config(), reactor, reread=lambda: faulty)
+    before = (service.config, service.gateway.router, service.gateway.filters)
+    with pytest.raises(ConfigError) as refused:
+        service._reload()
+    assert len(refused.value.faults) == 2
+    assert (service.config, service.gateway.router, service.gateway.filters) == before
