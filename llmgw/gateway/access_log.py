@@ -259,7 +259,9 @@ class AccessLog:
             buffer = getattr(sys.__stdout__, "buffer", None)
             self._file = getattr(buffer, "raw", buffer)
         else:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+            # A pipe must not keep the gateway waiting: not for its reader, nor for room in it.
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+            descriptor = os.open(self.path, flags, 0o640)
             self._file = os.fdopen(descriptor, "ab", buffering=0)
             found = os.fstat(descriptor)
             self._place = (found.st_dev, found.st_ino)

@@ -357,6 +357,13 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, name: str, what: str
         load(path)
 
 
+def test_a_pipe_in_its_place_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="is no regular file"):
+        load(str(path))
+
+
 def test_a_file_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_bytes(b"# caf\xe9\n")

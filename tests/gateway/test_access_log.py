@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,28 @@ def test_a_path_that_cannot_be_opened_is_told_once_and_lines_go_on_into_the_old_
     back = log.write()
     log.tick()
     assert ids(path) == [back]
+
+
+def test_a_pipe_without_a_reader_is_refused_at_once(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="No such device"):
+        Log(path)
+
+
+def test_a_pipe_that_is_full_costs_lines_and_no_time(path: Path) -> None:
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log = Log(path)
+    first = log.write()
+    log.tick()
+    assert json.loads(os.read(reader, 65536))["id"] == first
+    for _ in range(900):
+        log.write()
+    log.tick()
+    assert 0 < log.log.dropped < 900
+    os.close(reader)
+    log.write()
+    log.log.stop()
 
 
 def test_a_sample_keeps_every_error(tmp_path: Path) -> None:
