@@ -97,6 +97,30 @@ def test_s_can_1_client_gone_in_mid_stream(here: Scene, how: str) -> None:
         assert here.line(id)["ttft_s"] > 0
 
 
+LAST_EVENTS = {
+    "/v1/chat/completions": event("a") + STOP + DONE,
+    "/v1/completions": b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\n' + DONE,
+    "/v1/messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    "/v1/responses": b'event: response.completed\ndata: {"type":"response.completed","response":{}}\n\n',
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("path", LAST_EVENTS)
+def test_s_can_1_who_has_the_last_event_has_not_left(here: Scene, path: str, how: str) -> None:
+    """Clients close at ``[DONE]``, before the last chunk: that is no abort."""
+    here.play(stalls_after(SSE_HEAD, chunk(LAST_EVENTS[path])))
+    aborts, id = here.count("llmgw_client_aborts_total"), request_id()
+    with here.client() as client:
+        client.send(ask_stream(path, id=id, max_tokens=9))
+        client.read_until(LAST_EVENTS[path])
+        leave(client, how)
+        here.settled(AT_ONCE_S)
+    eventually(lambda: not here.backend.open_lines, AT_ONCE_S)
+    assert here.count("llmgw_client_aborts_total") == aborts
+    here.expect(id, outcome="done", status=200, backend="b")
+
+
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("model", ["m", "ls"])
