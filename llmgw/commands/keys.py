@@ -40,8 +40,9 @@ class Expiry(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         span = re.fullmatch(r"(\d{1,6})([mhdw])", value)
         try:
             if span:
-                return (now + timedelta(seconds=int(span[1]) * _SPANS[span[2]])).replace(microsecond=0)
-            moment = datetime.fromisoformat(value)
+                moment = (now + timedelta(seconds=int(span[1]) * _SPANS[span[2]])).replace(microsecond=0)
+            else:
+                moment = datetime.fromisoformat(value)
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is neither a span such as 30d nor a time such as 2027-01-31T12:00:00Z")
         if moment.tzinfo is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 import msgspec
 
@@ -34,9 +34,8 @@ PASSED_ON = (
 )
 """The only headers of a client that reach a backend, beside ``content-type``."""
 
-_CREDENTIAL_PARAMETERS = re.compile(
-    r"(?:^|(?<=&))(?:api[-_]?key|key|access_token|token)=[^&]*&?", re.IGNORECASE
-)
+_CREDENTIALS = frozenset(("api_key", "api-key", "apikey", "key", "access_token", "token"))
+"""Parameters of a query that keys are sent in, in whatever letters."""
 
 _TRACEPARENT = re.compile(rb"(?m)^traceparent: .*\r\n")
 _AGENT = b"llmgw/" + __version__.encode("ascii")
@@ -49,9 +48,9 @@ HOP_BY_HOP = frozenset(
 )
 KEPT_BACK = HOP_BY_HOP | frozenset(
     b"server date set-cookie set-cookie2 x-powered-by x-request-id x-accel-buffering via alt-svc "
-    b"strict-transport-security".split()
+    b"strict-transport-security location content-location refresh".split()
 )
-"""Headers of a backend that never reach a client."""
+"""Headers of a backend that never reach a client: it must not follow one to a backend, for instance."""
 
 
 class Outbound:
@@ -113,9 +112,7 @@ class Outbound:
         """Everything up to what differs between requests of the same head."""
         target, query = self.base + path, head.query
         if query:
-            query, taken = _CREDENTIAL_PARAMETERS.subn("", query)
-            if taken:
-                query = query.removesuffix("&")
+            query = _without_credentials(query)
             if query:
                 target = f"{target}?{query}"
         passed = [(name, head.headers[name]) for name in PASSED_ON if name in head.headers]
@@ -125,6 +122,15 @@ class Outbound:
             header_lines(passed),
             content_type,
         )
+
+
+def _without_credentials(query: str) -> str:
+    """The rest as it came; names are compared as a backend may read them, escapes decoded."""
+    return "&".join(
+        each
+        for each in query.split("&")
+        if unquote_plus(each.partition("=")[0]).strip().lower() not in _CREDENTIALS
+    )
 
 
 class _TooLongError(msgspec.Struct):

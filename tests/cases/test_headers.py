@@ -232,6 +232,16 @@ def test_s_hop_1_hop_by_hop_headers_of_a_backend_stop_here(gateway: Gateway, bac
     }
 
 
+def test_no_client_is_sent_to_a_backend(gateway: Gateway, backend: Scripted) -> None:
+    """A redirect names a place behind the gateway, and some clients would follow it with their key."""
+    place = f"http://127.0.0.1:{backend.port}/v1/"
+    headers = f"Location: {place}\r\nContent-Location: {place}\r\nRefresh: 0; url={place}\r\n"
+    backend.play(lambda line, request: line.send(json_response({"a": 1}, 307, headers)))
+    answer = gateway.ask(post(headers=bearer(ALICE)))
+    assert (answer.status, answer.json) == (307, {"a": 1})
+    assert not {"location", "content-location", "refresh"} & {name for name, _ in answer.headers}
+
+
 def test_s_hop_2_proxy_authorization_is_not_forwarded(gateway: Gateway, backend: Scripted) -> None:
     answer = gateway.ask(post(headers=bearer(ALICE) + "Proxy-Authorization: Basic YTpi\r\n"))
     assert answer.status == 200
@@ -372,6 +382,14 @@ def test_s_key_4_a_key_in_the_query_is_no_key_and_is_not_kept(gateway: Gateway, 
     answer = gateway.ask(post(path, headers=bearer(ALICE)))
     assert answer.status == 200
     assert backend.requests[0].target == "/v1/chat/completions?a=1"
+    for query, kept in (
+        ("%6bey=abc-in-query&b=%26key=1", "?b=%26key=1"),
+        ("+key=abc-in-query&&b", "?&b"),
+        ("token=abc-in-query", ""),
+        ("keys=1&mykey=2", "?keys=1&mykey=2"),
+    ):
+        answer = gateway.ask(post(f"/v1/chat/completions?{query}", headers=bearer(ALICE)))
+        assert (answer.status, backend.requests[-1].target) == (200, f"/v1/chat/completions{kept}")
     missing = gateway.ask(post("/v1/nothing?key=abc-in-query", headers=bearer(ALICE)))
     assert missing.status == 404
     access_line(gateway, missing)

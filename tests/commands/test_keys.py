@@ -104,6 +104,7 @@ def test_expiry_as_a_span(shell: Shell, span: str, length: timedelta) -> None:
     "arguments",
     [
         ("--expires", "soon"),
+        ("--expires", "0d"),
         ("--expires", "999999w"),
         ("--expires", "2099-01-31T12:00:00"),
         ("--expires", "2001-01-31T12:00:00Z"),
