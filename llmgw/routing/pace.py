@@ -11,6 +11,9 @@ from llmgw.routing.line import Line
 HERD_GAIN, HERD_MOST = 0.05, 16.0
 """Weight of the newest counts in the mean ones, told at every health report; and the largest herd."""
 
+HERD_NONE_GAIN = 0.3
+"""The same where no backend has any of others: who is not alone hardly ever sees that under load."""
+
 HERD_LEAST = 1.15
 """Fewer requests of others, for each of ours, are taken for late counts."""
 
@@ -81,6 +84,7 @@ class Pace:
         "_others",
         "_own",
         "_samples",
+        "_sent_then",
         "herd",
         "output",
         "overhead_s",
@@ -95,7 +99,7 @@ class Pace:
         self._answers = 0
         self._samples = 0
         self._own = self._others = 0.0
-        self.sent = 0
+        self.sent = self._sent_then = 0
         self.herd = 1.0
         self.output = 150.0
         self.uncached = 300.0
@@ -129,8 +133,14 @@ class Pace:
         self.step_s += gain * (stepping.base * weight - self.step_s)
 
     def shared(self, own: int, others: int) -> None:
-        """So many requests of ours and of others are in the fleet; told now and then."""
+        """So many requests of ours and of others are in the fleet; told now and then.
+
+        While we send nothing it says little of what others will do once we do.
+        """
+        if not own and self.sent == self._sent_then:
+            return
+        self._sent_then = self.sent
         self._own += HERD_GAIN * (own - self._own)
-        self._others += HERD_GAIN * (others - self._others)
+        self._others += (HERD_GAIN if others else HERD_NONE_GAIN) * (others - self._others)
         herd = min(1.0 + self._others / self._own, HERD_MOST) if self._own else 1.0
         self.herd = herd if herd > HERD_LEAST else 1.0

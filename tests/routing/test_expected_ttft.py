@@ -289,13 +289,32 @@ def test_what_we_sent_since_they_were_counted_others_will_have_sent_too() -> Non
     for _ in range(60):
         pace.shared(0, 0)
     assert pace.herd == pytest.approx(4.0, rel=0.01)  # an idle fleet says nothing of others
-    for _ in range(120):
-        pace.shared(10, 0)
-    assert pace.herd == 1.0
     assert Pace().herd == 1.0
     pace = Pace()
     pace.shared(0, 0)
     assert pace.herd == 1.0
+
+
+def test_others_that_are_gone_are_soon_forgotten() -> None:
+    pace = Pace()
+    for _ in range(60):
+        pace.shared(4, 12)
+    for _ in range(9):  # three looks at a fleet of three
+        pace.shared(4, 0)
+    assert pace.herd == 1.0
+
+
+def test_who_sends_nothing_learns_nothing_from_what_others_send() -> None:
+    pace = Pace()
+    for _ in range(60):
+        pace.shared(0, 12)
+    assert pace.herd == 1.0
+    pace.shared(4, 0)
+    assert pace.herd == 1.0
+    for number in range(60):  # few requests, which no look finds
+        pace.sent = number
+        pace.shared(number % 20 == 0, 12)
+    assert pace.herd > 10.0
 
 
 def test_near_ties_are_settled_by_seeded_dice() -> None:
