@@ -218,6 +218,8 @@ def run(
         click.echo(json.dumps(whole, indent=2))
     else:
         _print(trial, rows, about, logged)
+        if logged is not None:
+            _tell_other_fleet(trial, logged)
     if trial.picture is not None:
         title = f"{about['name']}, {workload.size} requests, fleet {trial.fleet_name}"
         with told():
@@ -348,6 +350,18 @@ def _print(
             console.print(Text(f"{name}: {kinds}", "red"))
         if row["router_faults"]:
             console.print(Text(f"{name} raised {row['router_faults']} times: {row['router_fault']}", "red"))
+
+
+def _tell_other_fleet(trial: Trial, logged: Mapping[str, Any]) -> None:
+    """A table that puts what one fleet did beside what another would do is easily misread."""
+    unknown = sorted(set(logged["share"]) - {node.id for node in trial.fleet})
+    if unknown:
+        shown = ", ".join(unknown[:4]) + (", …" if len(unknown) > 4 else "")
+        click.echo(
+            f"{AS_LOGGED} is another fleet ({shown}) than {trial.fleet_name}: the rows do not compare. "
+            "--fleet-from URL takes the fleet of the gateway that wrote the log.",
+            err=True,
+        )
 
 
 def _ms(seconds: float) -> str:

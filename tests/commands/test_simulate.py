@@ -231,9 +231,15 @@ def test_replay_tells_what_really_happened_beside_what_would_have(tmp_path):
     assert logged["share"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(1 / 3)}
     assert (logged["errors"], logged["retries"], logged["cache_hit"]) == ({"cut": 1}, 1, 0.25)
     assert logged["spikes"] == 1
-    table = run("replay", path, "--router", "adaptive").stdout
-    assert "(as logged)" in table
-    assert "a 67%, b 33%" in table
+    shown = run("replay", path, "--router", "adaptive")
+    assert "(as logged)" in shown.stdout
+    assert "a 67%, b 33%" in shown.stdout
+    assert shown.stderr.startswith("(as logged) is another fleet (a, b) than article: the rows do not compare.")
+    fleet = tmp_path / "fleet.toml"
+    table = '[[nodes]]\nid = "{}"\nslots = 2\nprefill_rate = 900.0\ntoken_rate = 40.0\n'
+    fleet.write_text(table.format("a") + table.format("b"))
+    shown = run("replay", path, "--router", "adaptive", "--fleet", fleet)
+    assert (shown.exit_code, shown.stderr) == (0, "")
     assert "logged" not in json.loads(
         run("replay", path, "--router", "adaptive", "--speed", "2", "--json").stdout
     )
