@@ -238,6 +238,23 @@ def test_nothing_is_cut_off_on_any_width(fleet: Fleet, open_page: Callable[..., 
     assert row(page, "gpu-0").locator(".slots").is_visible()
 
 
+BEYOND = """() => [...document.querySelectorAll('#figures > div')].filter((box) => {
+  const value = box.querySelector('b');
+  value.textContent = value.textContent.includes('s') ? '888 ms' : '88.8k';
+  const end = box.getBoundingClientRect().right - parseFloat(getComputedStyle(box).paddingRight);
+  return [...box.querySelectorAll('b, small')].some((each) => each.getBoundingClientRect().right > end + 1);
+}).map((box) => box.textContent)"""
+"""Figures that reach beyond their box when they are as long as they can be."""
+
+
+@pytest.mark.parametrize("width", [320, 768, 1160, 1280])
+def test_figures_stay_in_their_boxes(fleet: Fleet, open_page: Callable[..., Any], width: int) -> None:
+    fleet.ask("ada", model="gpt-4o-mini")
+    page = open_page(fleet.url, viewport={"width": width, "height": 800})
+    page.wait_for_function("document.querySelector('#figures').innerText.includes(' ms')")
+    assert page.evaluate(BEYOND) == []
+
+
 CONTRAST = """() => {
   const rgb = (text) => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d");

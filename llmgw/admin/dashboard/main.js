@@ -43,7 +43,7 @@ function draw() {
   showFigures([
     ["Requests/s", figure(past.rate((sample) => sample.requests, 15)), past.series((sample) => sample.requests / sample.every_s), figure],
     ["In flight", figure(state.in_flight), past.series((sample) => sample.in_flight), figure, `of ${figure(room)} slots`],
-    ["First token", seconds(past.ttft(null, 60)), past.series(meanTtft), seconds, "mean of a minute"],
+    ["First token", seconds(past.ttft(null, 60)), past.series(meanTtft), seconds, "mean, 1 min"],
     ["Output tokens/s", figure(past.rate((sample) => sample.output_tokens, 15)), past.series((sample) => sample.output_tokens / sample.every_s), figure],
     ["Waiting", figure(state.waiting), past.series((sample) => sample.waiting), figure, "for a slot"],
     ["Refused", figure(past.sum(refusals)), past.series(refusals), figure, "in 10 min"],
