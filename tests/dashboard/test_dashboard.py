@@ -251,7 +251,7 @@ BEYOND = """() => [...document.querySelectorAll('#figures > div')].filter((box) 
 def test_figures_stay_in_their_boxes(fleet: Fleet, open_page: Callable[..., Any], width: int) -> None:
     fleet.ask("ada", model="gpt-4o-mini")
     page = open_page(fleet.url, viewport={"width": width, "height": 800})
-    page.wait_for_function("document.querySelector('#figures').innerText.includes(' ms')")
+    eventually(lambda: " ms" in page.locator("#figures").inner_text(), 30)
     assert page.evaluate(BEYOND) == []
 
 
