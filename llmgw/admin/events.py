@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 COMMENT_AFTER = 15
 """Ticks of silence after which a comment goes out, so that nobody between us and the listener hangs up."""
+STALLED_AFTER = 60
+"""Ticks after which a listener that takes nothing gives its place to others."""
 MOST_LISTENERS = 64
 UNTOLD = frozenset({"uptime_s", "at", "contact_age_s"})
 """Keys of the state that always change, and are no reason for an event."""
@@ -147,6 +149,7 @@ class _Listener:
         self._request = request
         self._seen = [(feed, 0) for feed in feeds]
         self._paused = False
+        self._stalled = 0
         self._sent: bytes | None = None
         self._silent = 0
 
@@ -155,6 +158,7 @@ class _Listener:
 
     def resumeProducing(self) -> None:
         self._paused = False
+        self._stalled = 0
 
     def stopProducing(self) -> None:
         self._paused = True
@@ -162,6 +166,10 @@ class _Listener:
     def offer(self, event: bytes) -> None:
         """Send ``event`` unless it was sent already, and what is new in the feeds."""
         if self._paused:
+            self._stalled += 1
+            if self._stalled == STALLED_AFTER:
+                channel: Any = self._request.channel
+                channel.cut()
             return
         self._silent += 1
         for index, (feed, seen) in enumerate(self._seen):

@@ -955,6 +955,25 @@ def test_a_slow_listener_misses_events_and_gets_the_newest(admin: Admin) -> None
     channel.connectionLost(Failure(ConnectionLost()))
 
 
+def test_a_listener_that_takes_nothing_for_a_minute_gives_its_place_to_others(admin: Admin) -> None:
+    streams: list[Any] = []
+    for _ in range(2):
+        channel, stream = connected(admin)
+        channel.dataReceived(b"GET /api/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        stream.producer.pauseProducing()
+        streams.append(stream)
+    stalled, slow = streams
+    admin.clock.pump([1.0] * 30)
+    slow.producer.resumeProducing()
+    slow.producer.pauseProducing()
+    admin.clock.pump([1.0] * 30)
+    assert (stalled.disconnected, slow.disconnected) == (True, False)
+    assert len(admin.root.events) == 1
+    admin.clock.pump([1.0] * 30)
+    assert slow.disconnected
+    assert len(admin.root.events) == 0
+
+
 def test_a_state_that_cannot_be_read_is_logged_and_the_stream_goes_on(
     admin: Admin, expected_failures: Any
 ) -> None:
