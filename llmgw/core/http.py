@@ -96,7 +96,8 @@ class RequestHead(Struct, frozen=True):
     :param query: as sent, without the ``?``.
     :param version: 10 or 11.
     :param headers: lower-case names; repeated fields are joined with ``", "``.
-        Without names that hold ``_`` and without what ``Connection`` nominates.
+        Without names that hold ``_``, without what ``Connection`` nominates, and without
+        the length, so that messages that differ in it alone share one dictionary.
     :param content_length: bytes of content, ``None`` when the field is absent.
     :param chunked: the content is chunked; without both there is no content.
     :param keep_alive: the client allows another request on this connection.
@@ -285,7 +286,7 @@ def make_request_head(method: str, target: Target, version: int, fields: Fields)
 
     length, chunked = _framing(
         version,
-        headers.get(b"content-length"),
+        headers.pop(b"content-length", None),
         headers.get(b"transfer-encoding"),
         bad_request,
         _unknown_coding,

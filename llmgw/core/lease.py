@@ -145,11 +145,15 @@ class Lease:
         if freed is not None:
             freed(member.spec.id)
 
+    def drop(self) -> None:
+        """Give it back with no verdict, if it was not finished."""
+        if not self._done:
+            self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")
+
     def __enter__(self) -> Lease:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._done:
-            self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")
+        self.drop()

@@ -178,18 +178,20 @@ class HeadMemo(Generic[Entry]):
        head is not looked up.
 
     Heads hold credentials, which thus stay in memory for longer than their
-    connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`, and with each
-    reader the last of its connection. A head is kept when it comes a second time: one
-    that no other is like (it holds an identifier, say) leaves no more than a number.
+    connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`, with each
+    reader the last of its connection, and the last that was found. A head is kept
+    when it comes a second time: one that no other is like (it holds an identifier,
+    say) leaves no more than a number.
 
     What shares a memo shares :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`,
     too: give each listener, each backend, its own.
 
     :param limits: those of all readers that share this memo.
     :param most_heads: when so many are kept all are dropped; the busy ones are soon back.
+    :ivar last: what a reader found last: what a new one is likely to see first.
     """
 
-    __slots__ = ("_entries", "_most_heads", "_once", "find", "limits")
+    __slots__ = ("_entries", "_most_heads", "_once", "find", "last", "limits")
 
     def __init__(self, limits: HeadLimits = DEFAULT_LIMITS, most_heads: int = 512) -> None:
         self.limits = limits
@@ -197,6 +199,7 @@ class HeadMemo(Generic[Entry]):
         self._once: set[int] = set()
         self._entries: dict[Cut, Entry] = {}
         self.find = self._entries.get
+        self.last: Cut = NO_CUT
 
     def keep(self, cut: Cut, entry: Entry) -> None:
         """Remember what reading a head gave, if the head is not new."""

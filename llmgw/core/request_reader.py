@@ -55,16 +55,14 @@ class RequestSink(Protocol):
         """The request is whole. ``resume`` may be called from here, too."""
 
 
-def _with_length(head: RequestHead, digits: bytes, length: int) -> RequestHead:
-    """The same head with another length; the cache stays common."""
-    headers = head.headers.copy()
-    headers[b"content-length"] = digits
+def _with_length(head: RequestHead, length: int) -> RequestHead:
+    """The same head with another length; headers and cache stay common."""
     return RequestHead(
         head.method,
         head.path,
         head.query,
         head.version,
-        headers,
+        head.headers,
         length,
         False,
         head.keep_alive,
@@ -124,7 +122,7 @@ class RequestReader:
         self._limits = limits
         self._memo = memo
         self._most = most_bytes(limits)
-        self._cut: Cut = NO_CUT
+        self._cut: Cut = NO_CUT if memo is None else memo.last
         self._buffer = b""
         self._busy = False
         self._dead = False
@@ -232,20 +230,21 @@ class RequestReader:
         found = cut_head(buffer, self._most, self._cut)
         if found is None:
             return False
-        cut, end, digits, length = found
+        cut, end, _, length = found
         memo = self._memo
         head = memo.find(cut) if memo is not None else None
         if head is None:
             head = self._read_whole_head(buffer, end)
             if head is None:
                 return False
-            # A Connection header may have nominated the length away.
-            if memo is not None and (not length or head.headers.get(b"content-length") == digits):
+            if memo is not None:
                 memo.keep(cut, head)
         else:
             self._cut = cut
+            if memo is not None:
+                memo.last = cut
             if length:
-                head = _with_length(head, digits, length)
+                head = _with_length(head, length)
         self._buffer = buffer[end:]
         self._begin_body(head)
         return True

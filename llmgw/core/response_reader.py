@@ -103,7 +103,7 @@ class ResponseReader:
         self._limits = limits
         self._memo = memo
         self._most = most_bytes(limits)
-        self._cut: Cut = NO_CUT
+        self._cut: Cut = NO_CUT if memo is None else memo.last
         self._fresh = True
         self._dead = False
         self._chunks: ChunkedDecoder | None = None
@@ -238,7 +238,7 @@ class ResponseReader:
         if memo is not None:
             remembered = memo.find(cut)
             if remembered is not None:
-                self._cut = cut
+                self._cut = memo.last = cut
                 head, place = remembered
                 if length:
                     headers = head.headers.copy()

@@ -1,8 +1,8 @@
 """One attempt at one backend: ask, judge what comes back, and relay it.
 
-An :class:`Attempt` ends in one of two ways: the client was answered (``None``),
-or nothing was sent yet and somebody else may try (:class:`Failed`). Either way
-the lease has been told what the attempt says about the backend.
+An :class:`Attempt` ends in one of two ways: the client was answered, or nothing
+was sent yet and somebody else may try (:class:`Failed`). Either way the lease has
+been told what the attempt says about the backend.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from llmgw.gateway.backend_http import (
     passed_headers,
     seconds_of,
 )
+from llmgw.gateway.failed import Failed
 from llmgw.values import Choice, Request, Usage
 from llmgw.wire.relay import Assembly, CappedRelay, Relay
 from llmgw.wire.sink import UpstreamFault
@@ -63,29 +64,6 @@ STREAM_HEADERS = (b"content-type", b"cache-control")
 """Headers of a stream that are wrong for the answer put together from it."""
 
 
-class Failed:
-    """An attempt that gave the client nothing yet.
-
-    :ivar error: what the client gets if nothing better comes.
-    :ivar answer: the backend's own answer, passed on in place of ``error``.
-    :ivar exact_tokens: the prompt's length by the backend's word, which was too much for it.
-    :ivar unsent: no backend has seen the request, so the next attempt adds nothing to what they get.
-    """
-
-    def __init__(
-        self,
-        error: GatewayError,
-        answer: tuple[ResponseHead, bytes] | None = None,
-        exact_tokens: int | None = None,
-        *,
-        unsent: bool = False,
-    ) -> None:
-        self.error = error
-        self.answer = answer
-        self.exact_tokens = exact_tokens
-        self.unsent = unsent
-
-
 class Attempt:
     """One request at one backend.
 
@@ -101,10 +79,14 @@ class Attempt:
         "lease",
         "llama_server",
         "outgoing",
+        "relay",
         "request",
         "until_s",
         "upstream",
     )
+
+    relay: Relay
+    """Once the answer is being relayed; then there is no ``outgoing`` any more."""
 
     def __init__(
         self,
@@ -130,8 +112,11 @@ class Attempt:
         self.until_s = until_s
         self.llama_server = gateway.kind_of(upstream) == "llama-server"
 
-    async def run(self) -> Failed | None:
-        """Ask the backend. :return: ``None`` when the client was answered."""
+    async def run(self) -> Failed | Attempt | None:
+        """Ask the backend.
+
+        :return: ``None`` when the client was answered; itself when that goes on, see :meth:`relayed`.
+        """
         gateway, account, lease = self.gateway, self.account, self.lease
         assembled = self._is_assembled()
         strip = self._asks_usage()
@@ -171,16 +156,16 @@ class Attempt:
         account.meter = meter
         if assembled and head.status == 200 and meter.kind == "sse":
             return await self._assemble(connection, head, meter)
+        self._begin_relay(connection, head, meter, strip=strip)
         # From here on nobody else is asked: a long answer need not hold its prompt.
-        payload = rest = b""
         self.outgoing.forget()
+        del self.outgoing
         self.incoming.forget_body()
-        await self._relay(connection, head, meter, strip=strip)
-        return None
+        return self
 
     # --- what comes back ---
 
-    async def _relay(
+    def _begin_relay(
         self, connection: UpstreamConnection, head: ResponseHead, meter: Meter, *, strip: bool
     ) -> None:
         """Pass the response on as it comes."""
@@ -207,7 +192,15 @@ class Attempt:
         )
         if most is not None and isinstance(relay, CappedRelay):
             relay.limit_bytes = most
+        self.relay = relay
         connection.deliver(relay)
+
+    async def relayed(self) -> None:
+        """Wait until all of the answer has been passed on, and say what its end means.
+        Cancelling closes the backend's connection."""
+        account, relay = self.account, self.relay
+        meter = relay.meter
+        status = meter.status
         try:
             fault = await relay.done
         except CancelledError:
@@ -225,7 +218,7 @@ class Attempt:
             return
         ok, reason = self._verdict(fault)
         self._finish_lease(meter, ok=ok, reason=reason)
-        answering.break_off(self._error(fault), meter)
+        self.answering.break_off(self._error(fault), meter)
 
     async def _assemble(
         self, connection: UpstreamConnection, head: ResponseHead, meter: Meter

@@ -6,6 +6,9 @@ whatever happens, :meth:`Exchange.run` returns what was taken, settles the
 account, and ends the answer, in this order, so that a client that has seen the
 end of its answer finds its slot and its limits free again.
 
+The stages are over when a backend's answer has begun to be relayed: a stream
+holds none of their frames for the minutes that it may last.
+
 Cancelling the exchange (the client left, or the gateway stops) closes the
 backend's connection wherever the request is.
 """
@@ -24,7 +27,6 @@ from llmgw.core.retry import backoff_s, retry_after, spread
 from llmgw.errors import (
     PLUGIN_FAULTS,
     GatewayError,
-    InvalidRequest,
     ModelLoading,
     ModelNotAllowed,
     ModelNotFound,
@@ -35,14 +37,17 @@ from llmgw.errors import (
 from llmgw.gateway import local
 from llmgw.gateway.account import Account
 from llmgw.gateway.answering import Answering
-from llmgw.gateway.attempt import Attempt, Failed
+from llmgw.gateway.attempt import Attempt
 from llmgw.gateway.backend_http import passed_headers, seconds_of
+from llmgw.gateway.failed import Failed
 from llmgw.gateway.reading import read_request
 from llmgw.gateway.request_ids import request_id
-from llmgw.gateway.routes import OLLAMA, Route, find
+from llmgw.gateway.routes import find
+from llmgw.gateway.suited import has_dialect, only_model, unsuited
 from llmgw.values import Caller, Caps, Choice, Cost, Decision, Request
 
 if TYPE_CHECKING:
+    from llmgw.core.lease import Lease
     from llmgw.gateway.gateway import Gateway
     from llmgw.gateway.outgoing import Outgoing
     from llmgw.wire.incoming import Incoming
@@ -61,6 +66,8 @@ class Exchange:
 
     __slots__ = (
         "_key",
+        "_lease",
+        "_retrying",
         "account",
         "answering",
         "gateway",
@@ -77,12 +84,16 @@ class Exchange:
         self.answering = Answering(gateway, incoming, self.account)
         self.hold_until_s: float | None = None
         self._key: str | None = None
+        self._lease: Lease | None = None
+        self._retrying = False
 
     async def run(self) -> None:
         """Carry the request to its end. Never raises."""
         incoming, answering = self.incoming, self.answering
         try:
-            await self._serve()
+            relaying = await self._serve()
+            if relaying is not None:
+                await relaying.relayed()
         except GatewayError as error:
             if isinstance(error, Overloaded) and error.retry_after_s is None:
                 error.retry_after_s = self._soon(1.0)
@@ -104,17 +115,18 @@ class Exchange:
 
     # --- the stages ---
 
-    async def _serve(self) -> None:
+    async def _serve(self) -> Attempt | None:
+        """:return: the attempt whose answer is being relayed, if one is."""
         gateway, incoming, answering = self.gateway, self.incoming, self.answering
         head = incoming.head
         answering.route = route = find(head.method, head.path)
         self.account.route = route.path
         if head.method == "OPTIONS":
             answering.answer(204, [(b"allow", ", ".join((*route.methods, "OPTIONS")).encode("ascii"))], b"")
-            return
+            return None
         if route.local == "health":
             answering.answer_json(200, [], b'{"status":"ok"}')
-            return
+            return None
         identified = gateway.callers.identify(head.headers, incoming.peer, gateway.clock())
         # The type first: to ask whether something is a Deferred, an abstract class's child, is dear.
         if type(identified) is not Caller and isinstance(identified, Deferred):
@@ -123,7 +135,7 @@ class Exchange:
         self.account.key = caller.id
         if route.local:
             answering.answer_json(200, [], local.answer(route, head.path, caller, gateway))
-            return
+            return None
         if gateway.overload:
             self._shed(caller)
         self._enter(caller)
@@ -135,7 +147,7 @@ class Exchange:
                 raise
             request = await gateway.first_word.tried_again(lambda: self._apply_rules(outgoing, caller))
         await self._admit(caller, request)
-        await self._forward(outgoing, request)
+        return await self._forward(outgoing, request)
 
     def _shed(self, caller: Caller) -> None:
         """Refuse who is to be refused while the gateway is overloaded; nothing was read yet."""
@@ -158,7 +170,8 @@ class Exchange:
         self._key = caller.id
 
     def _leave(self) -> None:
-        """Give back what :meth:`_enter` took."""
+        """Give back what was taken: the backend, the place in the budget, the place in the gateway."""
+        self._release()
         key, self._key = self._key, None
         if key is not None:
             self.gateway.in_flight -= 1
@@ -167,18 +180,27 @@ class Exchange:
             if per_key[key] <= 0:
                 del per_key[key]
 
+    def _release(self) -> None:
+        """The attempt at work is over."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.drop()
+        if self._retrying:
+            self._retrying = False
+            self.gateway.budget.done()
+
     def _apply_rules(self, outgoing: Outgoing, caller: Caller) -> Request:
         """Aliases, the key's scope, the model's limits."""
         gateway, account = self.gateway, self.account
         parsed = outgoing.ask
-        name = parsed.model or self._only_model()
+        name = parsed.model or only_model(gateway)
         rule = gateway.aliases.get(name)
         target = name if rule is None else rule.target or name
         account.model = name
         account.streaming = parsed.stream
         if caller.models is not None and name not in caller.models and target not in caller.models:
             raise ModelNotAllowed(f"this key may not use the model {name[:256]!r}", param="model")
-        if not gateway.fleet.serves(target) or not self._has_dialect(outgoing.route, target):
+        if not gateway.fleet.serves(target) or not has_dialect(gateway, outgoing.route, target):
             if not gateway.upstreams:  # then nobody can know which models there are
                 raise NoBackend("There is no backend now.", retry_after_s=self._soon(CHECK_S))
             raise ModelNotFound(f"no such model: {name[:256]!r}", param="model")
@@ -237,12 +259,12 @@ class Exchange:
         if decision.tokens is not None:
             gateway.outgrown.watch(self.account, request.prompt_tokens + output)
 
-    async def _forward(self, outgoing: Outgoing, request: Request) -> None:
-        """Try backends until one answers, within the budget."""
+    async def _forward(self, outgoing: Outgoing, request: Request) -> Attempt | None:
+        """Try backends until one answers, within the budget. :return: as :meth:`_serve`."""
         gateway = self.gateway
         retry = gateway.config.retry
         until_s = self._until_s()
-        tried = self._unsuited(outgoing.route)
+        tried = unsuited(gateway, outgoing.route)
         now_s = gateway.clock()
         gateway.budget.request(now_s)
         waiting = gateway.waiting
@@ -266,7 +288,8 @@ class Exchange:
                 begun_s, now_s = now_s, gateway.clock()
                 self.account.waited_s = now_s - begun_s
         failed = await self._attempt(choice, outgoing, request, now_s, until_s)
-        while failed is not None:
+        while isinstance(failed, Failed):
+            self._release()
             now_s = gateway.clock()
             if not isinstance(failed.error, ModelLoading):
                 tried = tried | {choice.backend.id}
@@ -277,22 +300,19 @@ class Exchange:
                 continue
             if not self._may_retry(failed, request, tried, now_s, until_s):
                 self._give_up(failed)
-                return
+                return None
             gateway.metrics.retried(failed.error.code)
-            counted = not failed.unsent
+            self._retrying = not failed.unsent
             pause_s = backoff_s(self.account.attempts, gateway.dice, retry.backoff_min_s, retry.backoff_max_s)
+            await deferLater(gateway.reactor, pause_s)
+            now_s = gateway.clock()
             try:
-                await deferLater(gateway.reactor, pause_s)
-                now_s = gateway.clock()
-                try:
-                    choice = self._choose(request, tried, now_s, failed.exact_tokens)
-                except GatewayError:
-                    self._give_up(failed)
-                    return
-                failed = await self._attempt(choice, outgoing, request, now_s, until_s)
-            finally:
-                if counted:
-                    gateway.budget.done()
+                choice = self._choose(request, tried, now_s, failed.exact_tokens)
+            except GatewayError:
+                self._give_up(failed)
+                return None
+            failed = await self._attempt(choice, outgoing, request, now_s, until_s)
+        return failed
 
     def _choose(
         self, request: Request, tried: frozenset[str], now_s: float, exact_tokens: int | None = None
@@ -309,8 +329,8 @@ class Exchange:
 
     async def _attempt(
         self, choice: Choice, outgoing: Outgoing, request: Request, now_s: float, until_s: float
-    ) -> Failed | None:
-        """Hold the backend and ask it. :return: ``None`` when the client was answered."""
+    ) -> Failed | Attempt | None:
+        """Hold the backend and ask it. :return: as :meth:`Attempt.run`, or why not."""
         gateway, account = self.gateway, self.account
         account.attempts += 1
         account.backend = choice.backend.id
@@ -318,24 +338,24 @@ class Exchange:
         upstream = gateway.upstreams.get(choice.backend.id)
         if upstream is None:
             return Failed(NoBackend("the backend was removed", retry_after_s=self._soon(1.0)))
-        with gateway.fleet.lease(choice.backend.id, request, now_s) as lease:
-            attempt = Attempt(
-                gateway,
-                self.answering,
-                outgoing,
-                request,
-                lease=lease,
-                choice=choice,
-                upstream=upstream,
-                until_s=until_s,
-            )
-            if account.trace is None:
-                return await attempt.run()
-            hop = account.trace.hop(choice.backend.id, now_s)
-            failed = await attempt.run()
-            if failed is not None:
-                hop.end(gateway.clock(), failed.error.code)
-            return failed
+        self._lease = lease = gateway.fleet.lease(choice.backend.id, request, now_s)
+        attempt = Attempt(
+            gateway,
+            self.answering,
+            outgoing,
+            request,
+            lease=lease,
+            choice=choice,
+            upstream=upstream,
+            until_s=until_s,
+        )
+        if account.trace is None:
+            return await attempt.run()
+        hop = account.trace.hop(choice.backend.id, now_s)
+        failed = await attempt.run()
+        if isinstance(failed, Failed):
+            hop.end(gateway.clock(), failed.error.code)
+        return failed
 
     def _may_retry(
         self, failed: Failed, request: Request, tried: frozenset[str], now_s: float, until_s: float
@@ -377,31 +397,6 @@ class Exchange:
         self.answering.answer(head.status, headers, body)
 
     # --- small decisions ---
-
-    def _has_dialect(self, route: Route, model: str) -> bool:
-        """Somebody who serves ``model`` speaks the route's dialect."""
-        if route.errors != OLLAMA:
-            return True
-        ids = self.gateway.fleet.models(self.gateway.clock()).get(model, tuple(self.gateway.upstreams))
-        return bool(set(ids) - self._unsuited(route))
-
-    def _unsuited(self, route: Route) -> frozenset[str]:
-        """Backends that do not have the route: Ollama's own is only Ollama's."""
-        if route.errors != OLLAMA:
-            return frozenset()
-        gateway = self.gateway
-        return frozenset(
-            id
-            for id, upstream in gateway.upstreams.items()
-            if gateway.kind_of(upstream) not in ("ollama", None)
-        )
-
-    def _only_model(self) -> str:
-        """The model that a request without one must mean."""
-        models = self.gateway.fleet.models(self.gateway.clock())
-        if len(models) == 1:
-            return next(iter(models))
-        raise InvalidRequest("the request must name a model", param="model")
 
     def _until_s(self) -> float:
         """When the request must be over; a client may lower the limit, never raise it."""

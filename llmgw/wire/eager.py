@@ -23,6 +23,7 @@ ways are used.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -227,7 +228,9 @@ def read_by(transport: Any, take: Callable[[bytes], bool]) -> bool:
 
 def read_as_ever(transport: Any) -> None:
     """All reads go to the protocol again."""
-    transport.__dict__.pop("doRead", None)
+    # Not by way of __dict__: to ask for that makes one, which takes a kilobyte.
+    with suppress(AttributeError):
+        del transport.doRead
 
 
 def _is_socket(transport: Any) -> bool:

@@ -1,0 +1,1 @@
+A running stream takes a third less memory: 9 KiB.
