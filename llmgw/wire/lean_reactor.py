@@ -4,9 +4,15 @@ Named by the reactor plugin in ``twisted/plugins/llmgw_dropin.py``; Twisted impo
 this module only when that reactor was asked for, and only Linux has it.
 
 What is left out of the usual event, which is that something can be read: a context
-for lines of the legacy log, and two calls of functions. What is to be called at the
-end of a turn has a list of its own. All other events, and every end of a connection,
-go Twisted's way. Twisted's own tests of reactors hold it (``tests/wire/test_lean_reactor.py``).
+for lines of the legacy log, and two calls of functions. What is left out of the usual
+turn, in which no timer is due: a handler of failures, and half of the looks at the
+clock. What is to be called at the end of a turn has a list of its own. All other
+events, and every end of a connection, go Twisted's way.
+
+Private names of Twisted are used (``_pendingTimedCalls``, ``_newTimedCalls``,
+``_justStopped``, ``_started``, ``_poller``, ``_selectables``, ``_doReadOrWrite``,
+``_disconnectSelectable``); its own tests of reactors hold them, run with this one
+(``tests/wire/test_lean_reactor.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
+from twisted.logger import Logger
 from twisted.python import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+FAR_S = 1e6
+"""A timer further off is left to Twisted, which knows how long the kernel can wait."""
+
+_in_main_loop = Logger().failureHandler("in the main loop")
 
 
 class LeanReactor(EPollReactor):
@@ -35,6 +47,26 @@ class LeanReactor(EPollReactor):
         """Call ``call`` when all that the kernel had to tell in this turn has been handled;
         outside of a turn, at the end of the next. From the reactor's own thread only."""
         self._at_end.append(call)
+
+    def mainLoop(self) -> None:
+        """Turn until stopped: as ``ReactorBase.mainLoop``, which looks at the clock twice and
+        sets up a handler of failures for each turn."""
+        while self._started:
+            with _in_main_loop:
+                while self._started:
+                    self._turn()
+
+    def _turn(self) -> None:
+        timed = self._pendingTimedCalls
+        if self._newTimedCalls or self.threadCallQueue or self._justStopped or not timed:
+            self.runUntilCurrent()
+            wait_s = self.timeout()
+        else:
+            wait_s = timed[0].time - self.seconds()
+            if not 0 < wait_s < FAR_S:
+                self.runUntilCurrent()
+                wait_s = self.timeout()
+        self.doPoll(wait_s if self.running else 0)
 
     def doPoll(self, timeout: float | None) -> None:
         """Wait, and handle what has happened. See ``EPollReactor.doPoll``.
