@@ -60,6 +60,27 @@ def plan(shares: Sequence[float]) -> list[Step]:
     return sorted(steps)
 
 
+class Budget:
+    """What CPU time a process may use: ``share`` of the time that passes, and one turn more.
+
+    Time that it leaves unused is not saved.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._at_s: float | None = None
+        self._used_s = 0.0
+        self._over_s = 0.0
+
+    def allows(self, now_s: float, used_s: float) -> bool:
+        """Whether it may run now. :param used_s: CPU time it has used in all."""
+        if self._at_s is not None:
+            more_s = used_s - self._used_s - self._share * (now_s - self._at_s)
+            self._over_s = max(0.0, self._over_s + more_s)
+        self._at_s, self._used_s = now_s, used_s
+        return self._over_s <= self._share * PERIOD_S
+
+
 class Target:
     """A process to be stopped and continued, by a handle that is never another process's.
 
@@ -72,6 +93,15 @@ class Target:
         self._handle = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
         if self._handle is None:
             os.kill(pid, 0)
+
+    def used_s(self) -> float | None:
+        """CPU time of all its threads so far; ``None`` where that cannot be known."""
+        if self._handle is None:
+            return None
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2)  # clock_getcpuclockid(3) of Linux
+        except OSError:
+            return None
 
     def send(self, number: int) -> bool:
         """Send a signal; ``False`` when the process is gone."""
@@ -89,6 +119,7 @@ def keep(targets: Sequence[Target], shares: Sequence[float], going: Callable[[],
     """Run the cycle while ``going()`` and at least one target lives; all run again afterwards."""
     steps = plan(shares)
     alive = {step.target for step in steps}
+    budgets = {target: Budget(shares[target]) for target in alive}
     started_s = time.monotonic()
     try:
         while alive and going():
@@ -96,7 +127,12 @@ def keep(targets: Sequence[Target], shares: Sequence[float], going: Callable[[],
                 if step.target not in alive:
                     continue
                 time.sleep(max(0.0, started_s + step.at * PERIOD_S - time.monotonic()))
-                if not targets[step.target].send(step.number):
+                target = targets[step.target]
+                if step.number == signal.SIGCONT:
+                    used_s = target.used_s()
+                    if used_s is not None and not budgets[step.target].allows(time.monotonic(), used_s):
+                        continue
+                if not target.send(step.number):
                     alive.discard(step.target)
             # A late turn is not made up for: the next period begins when it should, or now.
             started_s = max(started_s + PERIOD_S, time.monotonic() - PERIOD_S)

@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.demo.duty import Step, Target, keep, main, plan
+from llmgw.demo.duty import Budget, Step, Target, keep, main, plan
 from llmgw.demo.processes import Child
 
 CONT, STOP = signal.SIGCONT, signal.SIGSTOP
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield process
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,40 @@ def test_a_share_that_is_nothing_is_refused(share: float) -> None:
         plan([0.5, share])
 
 
+def test_who_has_run_for_too_long_sits_out_until_it_is_made_up_for() -> None:
+    budget = Budget(0.1)
+    assert budget.allows(10.0, 5.0)
+    assert budget.allows(11.0, 5.1)  # its share
+    assert not budget.allows(11.02, 5.202)  # a stop came late
+    assert not budget.allows(11.5, 5.202)
+    assert budget.allows(12.01, 5.202)
+    assert budget.allows(20.0, 5.202)
+    assert not budget.allows(20.02, 5.242)  # what was left unused is not saved
+
+
+@linux
+def test_its_cpu_time_is_known_while_there_is_a_process(sleeper: subprocess.Popen[bytes]) -> None:
+    target = Target(sleeper.pid)
+    first_s = target.used_s()
+    assert first_s is not None
+    assert until(lambda: (target.used_s() or 0.0) > first_s)
+    sleeper.kill()
+    sleeper.wait()
+    assert target.used_s() is None
+
+
+@linux
+def test_a_share_is_kept_though_the_stops_come_late(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(sleeper.pid)
+    sleep, ends_s = time.sleep, time.monotonic() + 1.5
+    monkeypatch.setattr(time, "sleep", lambda pause_s: sleep(pause_s + 0.02))
+    before_s = target.used_s() or 0.0
+    keep([target], [0.1], lambda: time.monotonic() < ends_s)
+    assert (target.used_s() or 0.0) - before_s < 0.2 * 1.5
+
+
 def test_a_process_that_is_not_there_is_an_error() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -53,14 +95,6 @@ def test_a_bad_pair_is_a_usage_error(pair: str, capsys: pytest.CaptureFixture[st
         main([pair])
     assert ended.value.code == 2
     assert "error:" in capsys.readouterr().err
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 def state(pid: int) -> str:
