@@ -316,6 +316,7 @@ TARGETS: dict[str, Callable[[Stage, str], Target]] = {
     "llmgw-uvloop": lambda stage, name: llmgw(stage, name, reactor="uvloop"),
     "llmgw-redis": llmgw_redis,
     "llmgw-2": lambda stage, name: llmgw(stage, name, workers=2),
+    "llmgw-lean-2": lambda stage, name: llmgw(stage, name, workers=2, reactor="lean"),
     "llmgw-prefix": lambda stage, name: llmgw(stage, name, more='[router]\nplugin = "expected-ttft"\n'),
     "vllm-router": vllm_router,
     "sglang-router": sglang_router,
