@@ -287,32 +287,32 @@ class Exchange:
             finally:
                 begun_s, now_s = now_s, gateway.clock()
                 self.account.waited_s = now_s - begun_s
-        failed = await self._attempt(choice, outgoing, request, now_s, until_s)
-        while isinstance(failed, Failed):
+        outcome = await self._attempt(choice, outgoing, request, now_s, until_s)
+        while isinstance(outcome, Failed):
             self._release()
             now_s = gateway.clock()
-            if not isinstance(failed.error, ModelLoading):
+            if not isinstance(outcome.error, ModelLoading):
                 tried = tried | {choice.backend.id}
             loading = gateway.holding.refusal(request, tried)
-            if loading is not None and self._may_go_on(failed, until_s):
+            if loading is not None and self._may_go_on(outcome, until_s):
                 choice = await gateway.holding.hold(self, request, tried, until_s, loading)
-                failed = await self._attempt(choice, outgoing, request, gateway.clock(), until_s)
+                outcome = await self._attempt(choice, outgoing, request, gateway.clock(), until_s)
                 continue
-            if not self._may_retry(failed, request, tried, now_s, until_s):
-                self._give_up(failed)
+            if not self._may_retry(outcome, request, tried, now_s, until_s):
+                self._give_up(outcome)
                 return None
-            gateway.metrics.retried(failed.error.code)
-            self._retrying = not failed.unsent
+            gateway.metrics.retried(outcome.error.code)
+            self._retrying = not outcome.unsent
             pause_s = backoff_s(self.account.attempts, gateway.dice, retry.backoff_min_s, retry.backoff_max_s)
             await deferLater(gateway.reactor, pause_s)
             now_s = gateway.clock()
             try:
-                choice = self._choose(request, tried, now_s, failed.exact_tokens)
+                choice = self._choose(request, tried, now_s, outcome.exact_tokens)
             except GatewayError:
-                self._give_up(failed)
+                self._give_up(outcome)
                 return None
-            failed = await self._attempt(choice, outgoing, request, now_s, until_s)
-        return failed
+            outcome = await self._attempt(choice, outgoing, request, now_s, until_s)
+        return outcome
 
     def _choose(
         self, request: Request, tried: frozenset[str], now_s: float, exact_tokens: int | None = None
@@ -352,10 +352,10 @@ class Exchange:
         if account.trace is None:
             return await attempt.run()
         hop = account.trace.hop(choice.backend.id, now_s)
-        failed = await attempt.run()
-        if isinstance(failed, Failed):
-            hop.end(gateway.clock(), failed.error.code)
-        return failed
+        outcome = await attempt.run()
+        if isinstance(outcome, Failed):
+            hop.end(gateway.clock(), outcome.error.code)
+        return outcome
 
     def _may_retry(
         self, failed: Failed, request: Request, tried: frozenset[str], now_s: float, until_s: float
