@@ -85,7 +85,7 @@ def main() -> None:
                     told = results.setdefault(name, {}).setdefault(str(value), {})
                     told[router] = round(inside(name, value, router), 1)
         with staged(HERE / "build") as stage:
-            targets = [TARGETS[name](stage, name) for name in ("nginx", "llmgw", "llmgw-lean")]
+            targets = [TARGETS[name](stage, name) for name in ("nginx", "llmgw")]
             for count in STREAMS:
                 progress.update(bar, advance=1, description=f"{count} streams")
                 results.setdefault("streams", {})[str(count)] = streams(count, stage, targets)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import select
 import signal
 import socket
 import ssl
@@ -24,10 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 TWISTD = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()"]
-LEAN = ["--reactor=lean"] if hasattr(select, "epoll") else []
 PROBES = ("/health", "/props", "/slots", "/metrics", "/v1/models")
 SSE_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
@@ -449,8 +446,6 @@ def post(
 class Gateway:
     """``twistd -n llmgw -c …`` as a child process.
 
-    Every other one runs on the reactor ``lean``; which do follows from the test's name.
-
     :param options: more of those of ``twistd``.
     :ivar port: of its plain public listener.
     :ivar admin_port: of its admin listener.
@@ -478,9 +473,8 @@ class Gateway:
         self.config_path.write_text(head + config)
         self.log_path = folder / "twistd.log"
         self._log = self.log_path.open("wb")
-        reactor = LEAN if crc32(folder.name.encode()) % 2 else []
         self.process = subprocess.Popen(
-            [*TWISTD, *reactor, "-n", "--pidfile=", *options, "llmgw", "-c", str(self.config_path)],
+            [*TWISTD, "-n", "--pidfile=", *options, "llmgw", "-c", str(self.config_path)],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd=folder,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import select
 import shlex
 import signal
 import socket
@@ -19,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -173,7 +173,7 @@ def _free_port(port: int, option: str) -> int:
 
 def gateway_command(config: Path) -> list[str]:
     """What starts the daemon: ``twistd``, wherever its script was installed."""
-    reactor = ["--reactor=lean"] if hasattr(select, "epoll") else []
+    reactor = ["--reactor=uvloop"] if find_spec("uvloop") else []
     return [
         *(sys.executable, "-c", "from twisted.scripts.twistd import run; run()"),
         *("--nodaemon", "--pidfile=", *reactor),

@@ -271,10 +271,6 @@ def _end_of_turn(reactor: Any) -> Callable[[Callable[[], None]], Any]:
     A ``ReactorBase`` runs its thread calls after each poll; adding one from the
     reactor's own thread needs no wake-up, and costs a tenth of ``callLater(0)``.
     """
-    own = getattr(reactor, "call_at_end_of_turn", None)
-    if own is not None:
-        at_end: Callable[[Callable[[], None]], Any] = own
-        return at_end
     if AsyncioSelectorReactor is not None and isinstance(reactor, AsyncioSelectorReactor):
         loop = getattr(reactor, "_asyncioEventloop", None)
         if loop is not None:

@@ -143,12 +143,10 @@ def test_a_gateway_that_does_not_start_is_told_with_its_log(
     assert "no such luck" in result.output
 
 
-def test_the_lean_reactor_is_taken_where_the_system_has_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert ("--reactor=lean" in gateway_command(Path("llmgw.toml"))) is hasattr(select, "epoll")
-    monkeypatch.delattr(select, "epoll", raising=False)
-    assert not any(part.startswith("--reactor") for part in gateway_command(Path("llmgw.toml")))
+def test_the_fast_reactor_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, expected in ((object(), True), (None, False)):
+        monkeypatch.setattr(demo_module, "find_spec", lambda name, found=found: found)
+        assert ("--reactor=uvloop" in gateway_command(Path("llmgw.toml"))) is expected
 
 
 @pytest.mark.parametrize("options", [["--seconds", "0"], ["--servers", "none"], ["--port", "70000"]])

@@ -140,9 +140,7 @@ def test_the_wheel_serves_twistd_from_any_directory(wheel: Path, environment: En
     environment.pip(wheel)
     assert "LLM inference gateway" in environment.twistd("--help")
     assert "--listen" in environment.twistd("llmgw", "--help")
-    reactors = environment.twistd("--help-reactors")
-    assert "lean" in reactors
-    assert "uvloop" in reactors
+    assert "uvloop" in environment.twistd("--help-reactors")
 
 
 def test_an_editable_install_serves_twistd_from_any_directory(

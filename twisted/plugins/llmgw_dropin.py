@@ -46,7 +46,6 @@ __all__ = [
     "http_health",
     "keys_checker",
     "kubernetes_discovery",
-    "lean",
     "least_connections",
     "llamacpp_health",
     "llamacpp_router_loader",
@@ -67,5 +66,4 @@ __all__ = [
 ]
 
 gateway = ServiceMaker("llmgw", "llmgw.tap", "LLM inference gateway", "llmgw")
-lean = Reactor("lean", "llmgw.wire.lean_reactor", "lean epoll reactor, for llmgw (Linux)")
-uvloop = Reactor("uvloop", "llmgw.wire.uvloop_reactor", "asyncio reactor on uvloop (extra: fast)")
+uvloop = Reactor("uvloop", "llmgw.wire.reactor", "asyncio reactor on uvloop (extra: fast)")
