@@ -233,16 +233,14 @@ class RequestReader:
         cut, end, _, length = found
         memo = self._memo
         head = memo.find(cut) if memo is not None else None
-        if head is None:
+        if memo is None or head is None:
             head = self._read_whole_head(buffer, end)
             if head is None:
                 return False
             if memo is not None:
                 memo.keep(cut, head)
         else:
-            self._cut = cut
-            if memo is not None:
-                memo.last = cut
+            self._cut = memo.last = cut
             if length:
                 head = _with_length(head, length)
         self._buffer = buffer[end:]
