@@ -35,6 +35,8 @@ OTHERS = [
     PIECE % (b"x" * 3000, b""),
     (PIECE % (b"x", b"")) * 2,
 ]
+USUAL = b"%x\r\n%b\r\n" % (len(PIECE % (b"y", b"")), PIECE % (b"y", b""))
+"""A read of a running stream: one whole chunk with one event."""
 
 
 class Answer:
@@ -110,6 +112,11 @@ class Stream:
         self.now_s = at_s
         self.connection.dataReceived(data)
 
+    def read_usual(self, count: int) -> None:
+        """``count`` usual events, one a second from 100 s on."""
+        for n in range(count):
+            self.read(USUAL, 100.0 + n)
+
     def told(self) -> tuple[object, ...]:
         """All that a read can have changed."""
         meter, relay = self.meter, self.relay
@@ -175,27 +182,22 @@ def test_both_ways_leave_the_same_behind(seed: int, monkeypatch: pytest.MonkeyPa
 def test_a_stream_of_usual_events_takes_it_from_the_third_on() -> None:
     """The first tells the first token's time; the general way has then to see that it may."""
     stream = Stream(strip=True)
-    piece = PIECE % (b"y", b"")
-    for n in range(10):
-        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    stream.read_usual(10)
     assert stream.answer.short_way == 9
     assert stream.gaps == [1.0] * 9
 
 
 def test_not_where_an_answer_may_have_so_many_bytes_only() -> None:
     stream = Stream(kind=CappedRelay)
-    piece = PIECE % (b"y", b"")
-    for n in range(5):
-        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    stream.read_usual(5)
     assert stream.answer.short_way == 0
 
 
 def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
     stream = Stream()
-    piece = PIECE % (b"y", b"")
     for n in range(5):
         stream.answer.gone = n > 2
-        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+        stream.read(USUAL, 100.0 + n)
     assert stream.answer.wire.count(b"data: ") == 3
 
 
@@ -203,20 +205,16 @@ def test_a_fault_of_ours_on_the_short_way_does_not_leave_the_client_waiting(
     expected_failures: Callable[..., list[Failure]],
 ) -> None:
     stream = Stream()
-    piece = PIECE % (b"y", b"")
-    for n in range(3):
-        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    stream.read_usual(3)
     stream.answer.send_framed = None  # type: ignore[assignment]
-    stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 109.0)
+    stream.read(USUAL, 109.0)
     assert stream.relay.done.done
     assert len(expected_failures(TypeError)) == 1
 
 
 def test_silence_counts_from_the_last_event_on_the_short_way() -> None:
     stream = Stream(heartbeat_s=1.0)
-    piece = PIECE % (b"y", b"")
-    for n in range(4):
-        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    stream.read_usual(4)
     connection, relay = stream.connection, stream.relay
     # The deadline that the first read has set has passed, the one that counts has not.
     assert connection.deadline_s == 102.5
@@ -234,10 +232,8 @@ def test_silence_counts_from_the_last_event_on_the_short_way() -> None:
 
 def test_no_read_takes_the_short_way_after_the_stream() -> None:
     stream = Stream()
-    piece = PIECE % (b"y", b"")
-    for n in range(4):
-        stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 100.0 + n)
+    stream.read_usual(4)
     stream.read(b"0\r\n\r\n", 105.0)
     short = stream.answer.short_way
-    stream.read(b"%x\r\n%b\r\n" % (len(piece), piece), 106.0)
+    stream.read(USUAL, 106.0)
     assert stream.answer.short_way == short
