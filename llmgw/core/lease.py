@@ -8,7 +8,6 @@ place that decides what an end says about a backend.
 from __future__ import annotations
 
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llmgw.core.breaker import CLOSED
@@ -23,8 +22,8 @@ NO_VERDICT = frozenset({"client_gone", "dropped", "deadline", "busy", "loading",
 
 
 class Lease:
-    """One request's hold on one backend. A context manager: what is not finished
-    on the way out is dropped without a verdict, so no count can leak.
+    """One request's hold on one backend. Who takes it calls :meth:`drop` on its way
+    out, whatever happened, so that no count can leak.
 
     :ivar moved_s: when its stream last moved; the relay may set it directly.
     """
@@ -146,14 +145,6 @@ class Lease:
             freed(member.spec.id)
 
     def drop(self) -> None:
-        """Give it back with no verdict, if it was not finished."""
+        """Give it back with no verdict, if it was not finished. Later calls do nothing."""
         if not self._done:
             self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.drop()

@@ -188,8 +188,9 @@ def test_the_fleet_tells_what_may_have_come_free() -> None:
     subject.put(BackendSpec("b2", "http://c", models=("m",)), 1.0)
     subject.remove("b2", 1.0)
     assert told == ["b0", "b1", "b1", "b1", "b2", "b2"]
-    with subject.lease("b0", Request("r", "m"), 1.0):
-        assert subject.members["b0"].view.in_flight == 1
+    lease = subject.lease("b0", Request("r", "m"), 1.0)
+    assert subject.members["b0"].view.in_flight == 1
+    lease.drop()
     assert told[-1] == "b0"
 
 
