@@ -38,12 +38,13 @@ from llmgw.gateway import local
 from llmgw.gateway.account import Account
 from llmgw.gateway.answering import Answering
 from llmgw.gateway.attempt import Attempt
-from llmgw.gateway.backend_http import passed_headers, seconds_of
+from llmgw.gateway.backend_http import passed_headers
 from llmgw.gateway.failed import Failed
 from llmgw.gateway.reading import read_request
 from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import find
 from llmgw.gateway.suited import has_dialect, only_model, unsuited
+from llmgw.gateway.wishes import longest_s
 from llmgw.values import Caller, Caps, Choice, Cost, Decision, Request
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 OUTPUT_GUESS = 512
 """Output tokens reserved for a request that sets no limit of its own."""
 LIMITER_WAIT_S = 0.1
-TIMEOUT_HEADER = b"x-llmgw-timeout"
 
 
 class Exchange:
@@ -401,8 +401,8 @@ class Exchange:
     def _until_s(self) -> float:
         """When the request must be over; a client may lower the limit, never raise it."""
         total_s = self.gateway.config.timeouts.total_s
-        wanted_s = seconds_of(self.incoming.head.headers.get(TIMEOUT_HEADER))
-        if wanted_s is not None and 0 < wanted_s < total_s:
+        wanted_s = longest_s(self.incoming.head.headers)
+        if wanted_s is not None and wanted_s < total_s:
             total_s = wanted_s
         return self.incoming.arrived_s + total_s
 

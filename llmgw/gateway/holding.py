@@ -22,6 +22,7 @@ from llmgw.core.hold import MOST_SIGNALS, Bounds, signal_every_s
 from llmgw.core.retry import retry_after
 from llmgw.errors import GatewayError, ModelLoading
 from llmgw.gateway.routes import OLLAMA
+from llmgw.gateway.wishes import signs_of_life
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from llmgw.loads import Loads
     from llmgw.values import Choice, Request
 
-INTERIM_HEADER = b"x-llmgw-interim"
 NOT_LOADED_S = 30.0
 """When to come back for a model that one may not have loaded."""
 
@@ -215,8 +215,7 @@ class _Signals:
 def _signals_of(exchange: Exchange, wait_s: float) -> _Signals | None:
     """What the client has asked for, if anything."""
     gateway, incoming, answering = exchange.gateway, exchange.incoming, exchange.answering
-    asked = incoming.head.headers.get(INTERIM_HEADER, b"")
-    wanted = {word.strip().lower() for word in asked.split(b",")}
+    wanted = signs_of_life(incoming.head.headers)
     every_s = signal_every_s(wait_s, gateway.config.hold.interim_s)
     route = answering.route
     if b"sse" in wanted and exchange.account.streaming and route is not None and route.errors != OLLAMA:

@@ -10,6 +10,7 @@ from llmgw.core.body import read_json
 from llmgw.core.json_rules import Shape, shape_steps
 from llmgw.core.multipart import read_multipart
 from llmgw.errors import UnsupportedEncoding
+from llmgw.gateway import wishes
 from llmgw.gateway.outgoing import Outgoing
 from llmgw.wire.later import Later
 
@@ -26,12 +27,14 @@ LARGE_BYTES = 2 << 20
 async def read_request(gateway: Gateway, incoming: Incoming, route: Route, account: Account) -> Outgoing:
     """Wait for the body, and read what it asks for.
 
-    :raise GatewayError: it is too large, compressed, or not what the route takes.
+    :raise GatewayError: it is too large, compressed, or not what the route takes; or a
+        wish beside it cannot be read.
         Cancelling only forgets the wait.
     """
     headers = incoming.head.headers
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise UnsupportedEncoding("request bodies must not be compressed")
+    wishes.verify(headers)
     body = incoming.body()
     if isinstance(body, Later):
         if incoming.head.expect_continue:

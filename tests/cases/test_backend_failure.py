@@ -657,7 +657,7 @@ def test_silence_within_a_whole_answer_cuts_it(fleet: Scene) -> None:
 
 def test_the_total_ends_a_stream_that_never_ends(fleet: Scene) -> None:
     """No client can raise it. Long answers are no fault of the backend's: it is not blamed."""
-    values = ["100000", "0", "-1", "soon", "1e9", ""]
+    values = ["100000", "999999999.99999999999999999"]
     fleet.backends["a"].play(drip(event("a"), 0.1))
     before = fleet.member("a")["failure_streak"]
     requests = [ask_stream(model="a")]
