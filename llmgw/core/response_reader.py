@@ -30,6 +30,7 @@ from llmgw.core.lines import (
     tokenise,
     whole_section,
 )
+from llmgw.core.nobody import NOBODY
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _PREFIX = b"HTTP/1."
@@ -52,6 +53,10 @@ class ResponseSink(Protocol):
 
     def response_received(self) -> None:
         """The response is whole."""
+
+
+def _take_nothing(data: bytes) -> int:
+    return _UNDER_WAY
 
 
 class ResponseReader:
@@ -169,7 +174,7 @@ class ResponseReader:
         if take == self._take_until_eof:
             self._take = self._take_excess
             self._sink.response_received()
-        elif take != self._take_excess:
+        elif take != self._take_excess and not self._dead:
             self.close()
             where = "head" if self._head is None else "body"
             raise HttpFault(
@@ -180,7 +185,8 @@ class ResponseReader:
         """The connection is given up: call the sink no more, from this very moment."""
         self.reusable = self._fresh = False
         self._dead = True
-        self._take = self._take_excess
+        self._take = _take_nothing
+        self._sink = NOBODY
         if self._chunks is not None:
             self._chunks.stop()
 

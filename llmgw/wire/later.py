@@ -24,7 +24,9 @@ T = TypeVar("T")
 class Later(Generic[T]):
     """A value, or an error, that will come.
 
-    :param cancel: called when the waiting task is cancelled; stops the work.
+    :param cancel: called when the waiting task is cancelled; stops the work. It is let go
+        once that cannot be, since its owner mostly holds the Later: a ring of references
+        would keep all of a request until the next collection.
     :ivar done: it has come.
     """
 
@@ -42,6 +44,7 @@ class Later(Generic[T]):
         if self.done:
             return
         self.done = True
+        self.cancel = None
         self._value = value
         task = self._task
         if task is not None:
@@ -53,6 +56,7 @@ class Later(Generic[T]):
         if self.done:
             return
         self.done = True
+        self.cancel = None
         self._error = error
         task = self._task
         if task is not None:
@@ -111,8 +115,9 @@ class Task:
             return
         waiting._task = None
         waiting.done = True
-        if waiting.cancel is not None:
-            waiting.cancel()
+        stop, waiting.cancel = waiting.cancel, None
+        if stop is not None:
+            stop()
         self._step(CancelledError())
 
     def _step(self, error: BaseException | None) -> None:

@@ -124,6 +124,7 @@ class ClientConnection(Protocol):
 
     def connectionLost(self, reason: Failure | None = None) -> None:
         self._dead = True
+        self._reader.close()
         self.deadline_s = NEVER
         self.site.closed(self)
         incoming, self.current = self.current, None

@@ -142,6 +142,10 @@ class UpstreamConnection(TwistedProtocol):
         self.lost = True
         self.deadline_s = NEVER
         self._pool.forget(self)
+        self._tell_lost(reason)
+        self._reader.close()
+
+    def _tell_lost(self, reason: Failure | None) -> None:
         detail = reason.getErrorMessage() if reason is not None else ""
         if self.ready is not None:
             ready, self.ready = self.ready, None
