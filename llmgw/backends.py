@@ -7,7 +7,6 @@ drained by the fleet: its streams run on, its pool closes behind them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from llmgw.gateway.gateway import Upstream
 from llmgw.gathering import Faults
 from llmgw.health.looks import one_line
 from llmgw.health.target import Target
+from llmgw.plain_files import read_plain
 from llmgw.values import HealthReport
 from llmgw.wire.pool import Pool, endpoint_for, tls_options
 
@@ -385,7 +385,7 @@ def _tls(backend: BackendConfig) -> Any:
 def _tls_files(backend: BackendConfig) -> tuple[bytes, ...]:
     """What its TLS files hold now: those of a listed backend are read again by a reload."""
     tls = backend.tls
-    return tuple(Path(path).read_bytes() for path in (tls.ca_file, tls.cert_file, tls.key_file) if path)
+    return tuple(read_plain(path) for path in (tls.ca_file, tls.cert_file, tls.key_file) if path)
 
 
 def _loader_of(backend: BackendConfig) -> LoaderConfig | None:

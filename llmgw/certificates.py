@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from llmgw.plain_files import read_plain
 from llmgw.private_files import mode_fault
 
 SOON = timedelta(days=14)
@@ -204,6 +204,6 @@ def _read_key(path: str) -> Any:
 
 def _read(path: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return read_plain(path)
     except OSError as error:
         raise BadPair(f"{path}: cannot be read: {error.strerror}") from None

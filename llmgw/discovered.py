@@ -21,6 +21,7 @@ from llmgw.config import BackendConfig, is_local_url, parse_backend, port_of
 from llmgw.core.allowed import AllowList
 from llmgw.core.hold_down import HoldDown, HoldRules
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, PluginError
+from llmgw.plain_files import read_plain
 from llmgw.wire.pool import tls_options
 
 if TYPE_CHECKING:
@@ -212,8 +213,7 @@ class Source:
         if path is None or self.hold.present:
             return
         try:
-            with open(path, "rb") as file:
-                saved = msgspec.json.decode(file.read(), type=_Saved)
+            saved = msgspec.json.decode(read_plain(path), type=_Saved)
             if saved.plugin != self.table.plugin:
                 return
             self._take(saved.entries)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from llmgw.errors import ConfigError, ConfigFault
+from llmgw.plain_files import open_plain, read_whole
 
 
 def mode_fault(mode: int, path: str) -> str | None:
@@ -35,23 +36,16 @@ def mode_fault(mode: int, path: str) -> str | None:
 def read_private(path: str) -> bytes:
     """Read a file that nobody else may read.
 
-    :raise ConfigError: it cannot be read, others may read it, its group may write it,
-        or it is a pipe or the like, which could keep the gateway waiting.
+    :raise ConfigError: it cannot be read, others may read it, or its group may write it.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            # The open file is asked, not the name: nobody can swap it in between.
-            mode = os.fstat(file.fileno()).st_mode
-            fault = mode_fault(mode, path) if stat.S_ISREG(mode) else "is no regular file"
+        with open_plain(path) as file:
+            fault = mode_fault(os.fstat(file.fileno()).st_mode, path)
             if fault:
                 raise ConfigError([ConfigFault("", fault)], path)
-            return file.read()
+            return read_whole(file)
     except OSError as error:
         raise ConfigError([ConfigFault("", f"cannot be read: {error.strerror}")], path) from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def replace_private(target: str, text: str, before: os.stat_result | None) -> None:

@@ -68,7 +68,8 @@ class Files:
     def mode(self, path: str) -> int:
         if path not in self.held:
             raise FileNotFoundError(2, "No such file or directory")
-        return stat.S_IFREG | self.held[path][1]
+        mode = self.held[path][1]
+        return mode if stat.S_IFMT(mode) else stat.S_IFREG | mode
 
     def read(self, path: str) -> bytes:
         if path in self.refused:
@@ -597,7 +598,8 @@ def test_a_bad_alias_is_told_once() -> None:
 
 PEMS = Files(
     key_pem=("k", 0o600), cert_pem=("c", 0o644), chain_pem=("c", 0o644),
-    dh_pem=("d", 0o644), server_pem=("s", 0o600), tls=("", 0o755),
+    dh_pem=("d", 0o644), server_pem=("s", 0o600), tls=("", stat.S_IFDIR | 0o755),
+    pipe=("", stat.S_IFIFO | 0o600),
 )  # fmt: skip
 
 
@@ -685,6 +687,11 @@ def test_paths_in_endpoint_strings_become_absolute(given_: str, settled: str) ->
             'privateKey: "/c/cert.pem" is open to other users (mode 0644): chmod 600 /c/cert.pem',
         ),
         ("tcp:1:networks=10.0.0.0/8", 'tcp: unknown parameter "networks"'),
+        ("ssl:443:pipe", 'privateKey: cannot read "/c/pipe": it is no regular file'),
+        ("ssl:443:key.pem:certKey=pipe", 'certKey: cannot read "/c/pipe": it is no regular file'),
+        ("ssl:443:key.pem:certKey=tls", 'certKey: cannot read "/c/tls": it is no regular file'),
+        ("llmtls:tcp:1:certs=pipe", 'certs: "/c/pipe" is no folder'),
+        ("llmtls:tcp:1:certs=key.pem", 'certs: "/c/key.pem" is no folder'),
     ],
 )
 def test_faults_of_endpoint_strings(description: str, fault: str) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import Protocol
 
 from llmgw.config.words import cause, shown
+from llmgw.plain_files import NOT_PLAIN, read_plain
 from llmgw.private_files import mode_fault
 from llmgw.values import Secret
 
@@ -30,8 +32,7 @@ class _Disk:
     """The real ones."""
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_plain(path)
 
     def mode(self, path: str) -> int:
         return os.stat(path).st_mode
@@ -80,12 +81,23 @@ def auth_spec(place: Place, where: str, text: str) -> str:
 
 
 def existing_file(place: Place, where: str, path: str) -> str:
-    """The absolute path of something that is there.
+    """The absolute path of a file that is there.
 
-    :raise ValueError: it is not, or no file may be named here.
+    :raise ValueError: it is not, is a folder, a pipe or the like, or no file may be named here.
     """
     path = absolute_path(place, path)
     _mode(place, path)
+    return path
+
+
+def existing_folder(place: Place, path: str) -> str:
+    """The absolute path of a folder that is there.
+
+    :raise ValueError: it is not, is none, or nothing may be named here.
+    """
+    path = absolute_path(place, path)
+    if not stat.S_ISDIR(_mode_of(place, path)):
+        raise ValueError(f"{shown(path)} is no folder")
     return path
 
 
@@ -125,6 +137,13 @@ def secret_file(place: Place, where: str, path: str) -> Secret:
 
 
 def _mode(place: Place, path: str) -> int:
+    mode = _mode_of(place, path)
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"cannot read {shown(path)}: {NOT_PLAIN}")
+    return mode
+
+
+def _mode_of(place: Place, path: str) -> int:
     if place.files is None:
         raise ValueError("may not name a file here")
     try:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from llmgw.config.files import absolute_path, existing_file, private_file
+from llmgw.config.files import absolute_path, existing_file, existing_folder, private_file
 from llmgw.config.reader import Reader
 from llmgw.config.words import did_you_mean, shown
 from llmgw.core.allowed import settled
@@ -281,6 +281,8 @@ def _settle_path(reader: Reader, where: str, endpoint: _Endpoint, name: str) -> 
             raise ValueError("is empty")
         if name == "privateKey":
             private_file(reader, path)
+        elif name in ("certs", "path"):
+            existing_folder(reader, path)
         elif name != "address":
             existing_file(reader, where, path)
     except ValueError as error:

@@ -19,12 +19,12 @@ from service_identity import CertificateError, VerificationError
 from twisted.internet import error, ssl
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.python.failure import Failure
-from twisted.python.filepath import FilePath
 from twisted.web.client import Agent, FileBodyProducer, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
+from llmgw.plain_files import read_plain
 from llmgw.wire.pool import endpoint_for
 
 if TYPE_CHECKING:
@@ -71,14 +71,14 @@ class TlsFiles(Struct, frozen=True):
         try:
             if self.ca_file is not None:
                 marker = b"-----END CERTIFICATE-----"
-                pem = FilePath(self.ca_file).getContent()
+                pem = read_plain(self.ca_file)
                 blocks = [block + marker for block in pem.split(marker) if b"BEGIN CERTIFICATE" in block]
                 if not blocks:
                     raise ValueError(f"no certificate in {self.ca_file}")
                 trust = ssl.trustRootFromCertificates([ssl.Certificate.loadPEM(block) for block in blocks])
             if self.cert_file is not None:
-                key = FilePath(self.key_file or self.cert_file).getContent()
-                both = FilePath(self.cert_file).getContent() + b"\n" + key
+                key = read_plain(self.key_file or self.cert_file)
+                both = read_plain(self.cert_file) + b"\n" + key
                 identity = ssl.PrivateCertificate.loadPEM(both)
         except (SSL.Error, crypto.Error) as fault:
             raise ValueError(f"not a usable certificate or key: {fault}") from None

@@ -29,6 +29,7 @@ from llmgw.core.json_lines import JsonLines, NotJsonLinesError
 from llmgw.discovery.kubernetes_protocol import GONE, ApiError, Heard, Slices, error_of
 from llmgw.discovery.standing import Backoff, Carried, read_options
 from llmgw.interfaces import CONTRACT, IDiscovery, IDiscoveryFactory
+from llmgw.plain_files import open_plain
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
@@ -211,8 +212,8 @@ class KubernetesDiscovery(Carried):
 
 def _word_in(path: str) -> str:
     """:raise OSError: it cannot be read, or holds no word."""
-    with open(path, encoding="ascii", errors="replace") as file:
-        word = file.read(65_536).strip()
+    with open_plain(path) as file:
+        word = file.read(65_536).decode("ascii", "replace").strip()
     if not word or not word.isprintable() or " " in word:
         raise OSError(f"{path} holds no word")
     return word

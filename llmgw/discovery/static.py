@@ -20,6 +20,7 @@ from zope.interface import implementer
 from llmgw.config.reader import Rule
 from llmgw.discovery.standing import Standing, Update, read_options
 from llmgw.interfaces import CONTRACT, IDiscovery, IDiscoveryFactory
+from llmgw.plain_files import open_plain
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -62,7 +63,7 @@ class StaticDiscovery(Standing):
     def _look(self) -> None:
         self._next = self._reactor.callLater(self._options.interval_s, self._look)
         try:
-            with open(self._options.file, "rb") as file:
+            with open_plain(self._options.file) as file:
                 status = os.fstat(file.fileno())
                 seen = (status.st_mtime_ns, status.st_size, status.st_ino)
                 if seen == self._seen:
