@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 from twisted.internet.defer import Deferred, maybeDeferred
 
 from llmgw import __version__
+from llmgw.access.flood import FailureFlood
 from llmgw.admin.history import History
 from llmgw.admin.metrics import Metrics
 from llmgw.admin.site import AdminRoot, AdminSite
@@ -145,7 +146,8 @@ class GatewayService(Daemon):
         admin_token = config.admin_token.reveal() if config.admin_token is not None else None
         self.history = History(self.metrics.traffic, operations.load, time.time, reactor)
         self.feeds: Sequence[Feed] = (self.gateway.recent, self.history)
-        admin = AdminSite(AdminRoot(operations, admin_token, reactor=reactor, feeds=self.feeds))
+        root = AdminRoot(operations, admin_token, flood=FailureFlood(), reactor=reactor, feeds=self.feeds)
+        admin = AdminSite(root)
         self.sockets = Sockets(reactor) if sockets is None else sockets
         self._listeners = build_listeners("listen", config.listen, factory, self.sockets)
         self._admin = build_listeners("admin", config.admin, admin, self.sockets)

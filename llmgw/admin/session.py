@@ -38,6 +38,14 @@ class Sessions:
             return self._is_good(cookie)
         return hmac.compare_digest(_shown(request), self._token)
 
+    def tried(self, request: Request) -> bool:
+        """Whether one that is not admitted shows something that was never good: a cookie
+        that has run out is no guess, nor is a call with nothing."""
+        if request.getHeader(b"authorization"):
+            return True
+        cookie = request.getCookie(COOKIE)
+        return cookie is not None and not self._is_ours(cookie)
+
     def begin(self, request: Request) -> None:
         """Give the caller a cookie."""
         expiry = b"%d" % (self._wall_clock() + LASTS_S)
@@ -48,10 +56,12 @@ class Sessions:
         self._set(request, b"", 0)
 
     def _is_good(self, cookie: bytes) -> bool:
+        return self._is_ours(cookie) and int(cookie.partition(b".")[0]) > self._wall_clock()
+
+    def _is_ours(self, cookie: bytes) -> bool:
+        """It was given by somebody who has the token: its expiry is a number, whether past or not."""
         expiry, _, seal = cookie.partition(b".")
-        if not hmac.compare_digest(seal, self._sealed(expiry)):
-            return False
-        return int(expiry) > self._wall_clock()  # digits: we have sealed it
+        return hmac.compare_digest(seal, self._sealed(expiry))
 
     def _sealed(self, expiry: bytes) -> bytes:
         return hmac.digest(self._token, b"llmgw admin session until " + expiry, "sha256").hex().encode()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from ipaddress import ip_address
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from twisted.web.server import Request, Site
 from llmgw.admin import assets, metrics, openmetrics
 from llmgw.admin.channel import BODY_BYTES, IDLE_S, AdminChannel, Connections
 from llmgw.admin.events import Events, Feed, news
+from llmgw.admin.guesses import Guesses
 from llmgw.admin.pages import Answer, Page, encode, error_answer, send
 from llmgw.admin.session import Sessions
 from llmgw.errors import GatewayError, NotFound
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IReactorTime
+
+    from llmgw.access.flood import FailureFlood
 
 
 class Operations(Protocol):
@@ -84,9 +88,11 @@ class AdminRoot(Resource):
     """All paths of the admin listener.
 
     :param token: what callers must show; ``None`` for none.
+    :param flood: counts wrong tokens by who shows them.
     :param reactor: for timers; the global one if absent.
     :param feeds: told with the events, and each at ``/api/`` and its name.
     :param wall_clock: Unix seconds, for the end of sessions.
+    :param clock: monotonic seconds.
     :raise ValueError: an empty token, which anybody could show.
     """
 
@@ -95,9 +101,11 @@ class AdminRoot(Resource):
         operations: Operations,
         token: str | None = None,
         *,
+        flood: FailureFlood,
         reactor: IReactorTime | None = None,
         feeds: Sequence[Feed] = (),
         wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         if token == "":
@@ -105,6 +113,7 @@ class AdminRoot(Resource):
         self.reactor = reactor
         self._operations = operations
         self._sessions = None if token is None else Sessions(token.encode("utf-8"), wall_clock)
+        self._guesses = Guesses(flood, clock)
         self.events = Events(operations.state, reactor, feeds)
         files = assets.load()
         self._login = assets.Asset("login.html", files["login.html"], status=401)
@@ -169,8 +178,10 @@ class AdminRoot(Resource):
         return _Refusal(NotFound("no such page"))
 
     def _challenge(self, request: Request, whole: tuple[bytes, ...]) -> Resource:
-        """401: a person gets a form, a program the schemes. A browser that is offered
-        ``Basic`` would ask by itself, at each request of the page in the background too."""
+        """401, or 429 to who guesses: a person gets a form, a program the schemes. A browser that is
+        offered ``Basic`` would ask by itself, at each request of the page in the background too."""
+        assert self._sessions is not None  # else nobody wants a token
+        refusal = self._guesses.refusal(request, tried=self._sessions.tried(request))
         challenges = [b"Bearer"]
         if not request.getHeader(b"sec-fetch-mode"):
             challenges.append(b'Basic realm="llmgw", charset="UTF-8"')
@@ -178,7 +189,10 @@ class AdminRoot(Resource):
         if whole == (b"",) and b"text/html" in (request.getHeader(b"accept") or b""):
             request.responseHeaders.setRawHeaders(b"www-authenticate", challenges[:1])
             return self._login
-        return _Refusal(GatewayError("a token is needed", status=401, code="unauthorized"))
+        if refusal.retry_after_s is not None:
+            request.responseHeaders.removeHeader(b"www-authenticate")
+            request.setHeader(b"retry-after", b"%d" % ceil(refusal.retry_after_s))
+        return _Refusal(refusal)
 
     def _tell_session(self, request: Request) -> Answer:
         """Whether there is anything to sign out of."""

@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
 
 from llmgw import __version__
+from llmgw.access.flood import FailureFlood
 from llmgw.admin.site import AdminRoot, AdminSite
 from llmgw.assembly import build_listeners, check_listeners_are_guarded
 from llmgw.config import Config, StoreConfig
@@ -78,7 +79,7 @@ class ParentService(Daemon):
         token = config.admin_token.reveal() if config.admin_token is not None else None
         self.feeds = Feeds(self.crew, lambda: len(root.events), reactor)
         feeds = (self.feeds.decisions, self.feeds.history)
-        root = AdminRoot(operations, token, reactor=reactor, feeds=feeds)
+        root = AdminRoot(operations, token, flood=FailureFlood(), reactor=reactor, feeds=feeds)
         admin = AdminSite(root)
         self._admin = build_listeners("admin", config.admin, admin, self.admin_sockets)
 

@@ -6,11 +6,12 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_twisted
-from twisted.internet.address import UNIXAddress
+from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.error import ConnectionLost
@@ -21,8 +22,10 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from zope.interface import directlyProvides
 
+from llmgw.access.flood import FailureFlood
 from llmgw.admin import assets
 from llmgw.admin import events as events_module
+from llmgw.admin import guesses as guesses_module
 from llmgw.admin import session as session_module
 from llmgw.admin import site as site_module
 from llmgw.admin.site import AdminRoot, AdminSite
@@ -124,7 +127,13 @@ class Admin:
         self.gateway = Gateway()
         self.feed = Numbers()
         self.root = AdminRoot(
-            self.gateway, token, reactor=self.clock, feeds=[self.feed], wall_clock=self.clock.seconds
+            self.gateway,
+            token,
+            flood=FailureFlood(),
+            reactor=self.clock,
+            feeds=[self.feed],
+            wall_clock=self.clock.seconds,
+            clock=self.clock.seconds,
         )
         self.site = AdminSite(self.root)
         self.site.doStart()
@@ -468,9 +477,71 @@ def test_the_token_is_compared_in_constant_time(locked: Admin, monkeypatch: pyte
     assert compared == [(TOKEN.encode(), TOKEN.encode())]
 
 
+WRONG = {"authorization": "Bearer wrong"}
+
+
+def test_wrong_tokens_are_counted_and_the_right_one_passes(locked: Admin) -> None:
+    """Bearer, Basic and cookies of one's own making are one count; a body makes no second of one call."""
+    basic = {"authorization": "Basic " + b64encode(b"x:wrong").decode()}
+    for headers in (WRONG, basic, {"cookie": "llmgw_admin=9999999999.00"}) * 3:
+        assert locked.ask("GET", "/metrics", headers).status == 401
+    assert locked.ask("POST", "/api/explain", WRONG, b"{}").status == 401
+    for headers in (WRONG, basic, {"cookie": "llmgw_admin=9999999999.00"}):
+        answer = locked.ask("POST", "/api/session", headers)
+        assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
+        assert 1 <= int(answer.headers["retry-after"]) <= 6
+        assert "www-authenticate" not in answer.headers
+    cookie = sign_in(locked)
+    for headers in (BEARER, {"cookie": cookie}):
+        assert locked.ask("GET", "/metrics", headers).status == 200
+    assert locked.ask("GET", "/livez").status == 200
+    locked.clock.advance(6.0)
+    assert locked.ask("GET", "/metrics", WRONG).status == 401
+    assert locked.ask("GET", "/metrics", WRONG).status == 429
+
+
+def test_a_call_with_nothing_and_a_session_that_has_ended_are_no_guesses(locked: Admin) -> None:
+    cookie = sign_in(locked)
+    locked.clock.advance(12 * 3600)
+    for _ in range(30):
+        assert locked.ask("GET", "/api/state").status == 401
+        assert locked.ask("GET", "/api/state", {"cookie": cookie}).status == 401
+
+
+def test_a_browser_with_the_cookie_of_an_older_token_still_gets_the_form(locked: Admin) -> None:
+    older = {"cookie": "llmgw_admin=9999999999.00", "accept": "text/html"}
+    for _ in range(30):
+        answer = locked.ask("GET", "/", older)
+        assert answer.status == 401
+        assert b'id="token"' in answer.body
+
+
+def test_wrong_tokens_are_counted_by_address_and_told_once_a_minute(
+    locked: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    log = SimpleNamespace(warn=lambda _, **fields: told.append(fields))
+    monkeypatch.setattr(guesses_module.Guesses, "log", log)
+
+    def ask(address: Any) -> int:
+        transport = StringTransport(peerAddress=address)
+        channel, _ = locked.connect(transport)
+        channel.dataReceived(b"GET /metrics HTTP/1.1\r\nhost: g\r\nauthorization: Bearer wrong\r\n\r\n")
+        channel.connectionLost(Failure(ConnectionLost()))
+        return Answer(transport.value()).status
+
+    addresses = [IPv4Address("TCP", f"192.0.2.{last}", 1) for last in range(3)] + [UNIXAddress("/s")]
+    for address in addresses:
+        assert [ask(address) for _ in range(12)] == [401] * 10 + [429] * 2
+    assert told == [{"peer": "192.0.2.0"}]
+    locked.clock.advance(60.0)
+    assert [ask(addresses[-1]) for _ in range(11)] == [401] * 10 + [429]
+    assert told == [{"peer": "192.0.2.0"}, {"peer": "unix"}]
+
+
 def test_an_empty_token_is_refused_at_start() -> None:
     with pytest.raises(ValueError, match="empty"):
-        AdminRoot(Gateway(), "")
+        AdminRoot(Gateway(), "", flood=FailureFlood())
 
 
 @pytest.mark.parametrize(
@@ -1059,7 +1130,7 @@ async def test_a_listener_that_leaves_takes_the_timer_along() -> None:
     from twisted.internet import reactor
 
     gateway = Gateway()
-    root = AdminRoot(gateway, TOKEN)
+    root = AdminRoot(gateway, TOKEN, flood=FailureFlood())
     port: Any = reactor.listenTCP(0, AdminSite(root), interface="127.0.0.1")  # type: ignore[attr-defined]
     endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
     reader: Any = await connectProtocol(endpoint, Reader(b"\n\n\r\n"))

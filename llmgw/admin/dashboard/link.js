@@ -45,7 +45,7 @@ export class Link {
       try {
         const answer = await fetch("/livez", { cache: "no-store" });
         const mayI = answer.ok && (await fetch("/api/state", { method: "HEAD", cache: "no-store" }));
-        if (mayI && mayI.status === 401) return location.reload(); // the form asks for the token
+        if (mayI && (mayI.status === 401 || mayI.status === 429)) return location.reload(); // the form asks for the token
       } catch {
         this.retry = null;
         return this.again();

@@ -21,7 +21,9 @@ form.addEventListener("submit", async (event) => {
   try {
     const answer = await fetch("/api/session", { method: "POST", headers: { authorization: `Bearer ${token}` } });
     if (answer.ok) return location.reload();
-    tell(answer.status === 401 ? "That is not the token." : `The gateway answered ${answer.status}.`);
+    if (answer.status === 401) return tell("That is not the token.");
+    if (answer.status === 429) return tell("That is not the token, and too many were tried from here.");
+    tell(`The gateway answered ${answer.status}.`);
   } catch {
     tell("The gateway does not answer.");
   }
