@@ -205,7 +205,7 @@ class HealthReport(Struct, frozen=True):
     :param busy_slots: of these, at work.
     :param deferred: requests queued inside it.
     :param context_length: tokens per slot.
-    :param kind: ``"llama-server"`` when it is certain to be one, else ``None``.
+    :param kind: ``"llama-server"`` or ``"ollama"`` when it is certain to be one, else ``None``.
     :param detail: one short phrase for people.
     :param role: ``"router"`` for a llama-server that loads models by name (router mode).
     """

@@ -84,7 +84,7 @@ class Member:
     :ivar leases: requests under way.
     :ivar draining: by the operator's word: no new requests.
     :ivar removed: no new requests, forgotten after the last lease.
-    :ivar kind: ``"llama-server"`` once a report was certain.
+    :ivar kind: ``"llama-server"`` or ``"ollama"`` once a report was certain.
     :ivar window: context length, :data:`NO_LIMIT` if not known.
     :ivar room: most requests in flight from this gateway: the cap, or its share of it.
     :ivar view: ``profile.view``.

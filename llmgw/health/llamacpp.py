@@ -6,9 +6,11 @@ facts are asked: ``/props`` and ``/v1/models``. Of these only ``/health`` decide
 about life; the first further question that gets no answer is the look's last.
 
 Another server that answers HTTP is reported as alive with what it told, so that
-this source is a safe default: only ``/props`` makes a backend a llama-server.
+this source is a safe default: only ``/props`` makes a backend a llama-server, and
+only the words of its first page an Ollama.
 
 :source: llama.cpp tools/server/README.md; its behaviour as observed on b11549.
+    Ollama server/routes.go (GenerateRoutes).
 """
 
 from __future__ import annotations
@@ -60,6 +62,10 @@ class _Slot(Struct):
 _decode_props = msgspec.json.Decoder(_Props).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
+GOS_OWN_404 = b"404 page not found"
+"""What a server in Go says of a path that it lacks; no other is asked whether it is an Ollama."""
+OLLAMAS_PAGE = b"Ollama is running"
+
 _NOTHING_TOLD = HealthReport(alive=True, detail="ok")
 
 
@@ -101,7 +107,7 @@ class LlamaCppHealth(Looks):
             await self._learn()
         else:
             self._looks_to_facts -= 1
-        if self._known.kind is None or not self._busy:
+        if self._known.kind != "llama-server" or not self._busy:
             return self._known
         slots = await self._slots()
         gauges = await self._gauges()
@@ -132,6 +138,10 @@ class LlamaCppHealth(Looks):
         status, raw = await self._tell("/props")
         if status:
             known = replace(known, **self._facts_of(status, raw))
+            if status == 404 and raw.strip() == GOS_OWN_404:
+                status, raw = await self._tell("/")
+                if status == 200 and raw.strip() == OLLAMAS_PAGE:
+                    known = replace(known, kind="ollama")
         status, raw = await self._tell("/v1/models")
         if status:
             listed = read_model_list(raw) if status == 200 else None

@@ -205,6 +205,49 @@ def test_router_mode_is_a_llama_server_without_slots_of_its_own() -> None:
     assert report == HealthReport(alive=True, models=("a",), kind="llama-server", detail="ok", role="router")
 
 
+OLLAMA: dict[str, Answer] = {
+    **dict.fromkeys(("/health", "/props", "/slots", "/metrics"), (404, b"404 page not found")),
+    "/v1/models": (200, b'{"object":"list","data":[{"id":"phi:3b","object":"model","owned_by":"library"}]}'),
+    "/": (200, b"Ollama is running"),
+}
+
+
+def test_an_ollama_is_known_by_its_page() -> None:
+    watch = Watch(OLLAMA)
+    report = watch.run(50)
+    watch.stop()
+    assert report == HealthReport(alive=True, models=("phi:3b",), kind="ollama", detail="ok")
+    assert watch.asked() == {"/health": len(watch.reports), "/props": 1, "/": 1, "/v1/models": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"/": (200, b"<html>Ollama is running hot")},
+        {"/": (200, b"")},
+        {"/": (403, b"Ollama is running")},
+        {"/": None},
+    ],
+)
+def test_another_server_in_go_is_no_ollama(changes: dict[str, Answer]) -> None:
+    assert first({**OLLAMA, **changes}, 5.0).kind is None
+
+
+@pytest.mark.parametrize("props", [(404, b'{"detail":"Not Found"}'), (404, b""), (200, b"{}"), KEY_WANTED])
+def test_a_server_that_is_none_in_go_is_not_asked_for_its_page(props: Answer) -> None:
+    watch = Watch({**OLLAMA, "/props": props})
+    assert watch.run(5).kind is None
+    watch.stop()
+    assert not watch.asked()["/"]
+
+
+def test_an_ollama_that_gives_way_to_a_llama_server_is_one_no_more() -> None:
+    watch = Watch(OLLAMA)
+    watch.target.answers.update(HEALTHY)
+    assert watch.run(70) == FULL
+    watch.stop()
+
+
 def test_a_sleeping_server_is_not_woken() -> None:
     props = PROPS.replace(b'"total_slots"', b'"is_sleeping":true,"total_slots"')
     watch = Watch({"/props": (200, props)})

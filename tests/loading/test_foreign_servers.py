@@ -15,6 +15,7 @@ from harness import (
     Received,
     Scripted,
     answer_completion,
+    backend_table,
     chat_body,
     eventually,
     json_response,
@@ -33,6 +34,7 @@ OLLAMA = {
     "/api/tags": json_response({"models": [{"name": "m", "size": 1}]}),
     "/api/ps": json_response({"models": [{"name": "m", "size": 1}]}),
 }
+KINDS = {"b0": "ollama", "llama": "llama-server"}
 QUICK_LOOKS = '[[health]]\nplugin = "llamacpp"\ninterval_s = 2.0\n'
 NONE = json_response({"error": {"message": "no"}}, 404)
 
@@ -57,6 +59,12 @@ class Server(Scripted):
             answer_completion(line, request)
 
 
+GOS_OWN = (
+    b"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: 18\r\n\r\n404 page not found"
+)
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 17\r\n\r\nOllama is running"
+
+
 @contextlib.contextmanager
 def before(folder: Path, server: Server, backend: str, *, config: str = "") -> Iterator[Gateway]:
     with closing(server), gateway_before(folder, server, backend=backend, config=config) as gateway:
@@ -70,6 +78,10 @@ def chat(gateway: Gateway) -> Any:
 def backend(gateway: Gateway) -> dict[str, Any]:
     found: dict[str, Any] = gateway.state["backends"][0]
     return found
+
+
+def backend_of(gateway: Gateway, id: str) -> dict[str, Any]:
+    return next(each for each in gateway.state["backends"] if each["id"] == id)
 
 
 @pytest.mark.parametrize("models", ["", 'models = ["m"]\n'], ids=["asked", "listed"])
@@ -114,3 +126,15 @@ def test_a_server_that_will_not_tell_is_no_foreign_one(tmp_path: Path) -> None:
         eventually(lambda: backend(gateway)["detail"] == "ok, but /api/tags says: no such key")
         assert chat(gateway).json["error"]["code"] == "no_backend"
         assert backend(gateway)["cold"] == ["m"]
+
+
+def test_an_ollama_of_which_nothing_was_said_is_found_and_left_to_itself(tmp_path: Path) -> None:
+    """It is asked as one, beside a llama-server of the same model; but what it loads is its own affair."""
+    ollama = Server({**OLLAMA, "/": PAGE, "/health": GOS_OWN, "/props": GOS_OWN})
+    llama = Server(LLAMA_SERVER)
+    with closing(llama), before(tmp_path, ollama, "", config=backend_table(llama, "llama", "")) as gateway:
+        eventually(lambda: {each["id"]: each["kind"] for each in gateway.state["backends"]} == KINDS)
+        assert [gateway.ask(post("/api/chat", chat_body("m"))).status for _ in range(6)] == [200] * 6
+        assert not [each for each in llama.requests if each.target == "/api/chat"]
+        assert backend_of(gateway, "b0")["cold"] is None
+        assert gateway.admin("/api/models/m/load", "POST")[0] == 404

@@ -1,0 +1,1 @@
+A backend of `kind = "auto"` is recognised as an Ollama by the words of its first page, so that a llama-server is not taken for one nor it for a llama-server, and `/api/state` says so. Its models are still loaded by the gateway only where `kind = "ollama"` or `loader` says so.
