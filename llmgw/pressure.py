@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from llmgw.wire.site import Site
 
 BEAT_S = 0.25
-GIVE_BACK_EVERY_S = 30.0
-GIVE_BACK_BYTES = 32 << 20
-"""Free memory is returned to the system when the process has grown by so much since the last time."""
+GIVE_BACK_EVERY_S = 5.0
+GIVE_BACK_BYTES = 8 << 20
+GIVE_BACK_SHARE = 1 / 8
+"""Free memory is returned to the system when the process has grown by so much since the last time,
+and by this share of its size: the larger a heap is, the longer it takes to look through it."""
 CUT_AT_ONCE = 16
 """Stalled answers cut at one beat; the next beat sees whether that was enough."""
 
@@ -140,7 +142,8 @@ class Pressure:
             return
         memory = self._memory
         self._smallest_bytes = min(self._smallest_bytes, memory.own_bytes)
-        if short or memory.own_bytes > self._smallest_bytes + GIVE_BACK_BYTES:
+        growth = max(GIVE_BACK_BYTES, self._smallest_bytes * GIVE_BACK_SHARE)
+        if short or memory.own_bytes > self._smallest_bytes + growth:
             self._gave_back_s = now_s
             memory.give_back()
             self._smallest_bytes = memory.own_bytes

@@ -34,11 +34,12 @@ class Memory:
     limit_bytes: int | None = 1000
     now: float | None = 0.1
     own_bytes = 50 << 20
+    left = 60 << 20
     given_back = 0
 
     def give_back(self) -> None:
         self.given_back += 1
-        self.own_bytes = 60 << 20
+        self.own_bytes = self.left
 
     def share(self) -> float | None:
         return self.now
@@ -132,14 +133,21 @@ def test_free_memory_is_given_back_now_and_then() -> None:
     for _ in range(200):
         bench.beat()
     assert bench.memory.given_back == 1  # what the start left behind
-    bench.memory.own_bytes = 90 << 20
-    for _ in range(200):
-        bench.beat()
-    assert bench.memory.given_back == 1
-    bench.memory.own_bytes = 93 << 20
-    for _ in range(200):
-        bench.beat()
-    assert bench.memory.given_back == 2
+    for own_mib, times in ((67, 1), (69, 2)):
+        bench.memory.own_bytes = own_mib << 20
+        for _ in range(200):
+            bench.beat()
+        assert bench.memory.given_back == times
+
+
+def test_a_large_heap_is_looked_through_after_larger_growth() -> None:
+    bench = Bench()
+    bench.memory.left = 800 << 20
+    for own_mib, times in ((800, 1), (890, 1), (910, 2)):
+        bench.memory.own_bytes = own_mib << 20
+        for _ in range(200):
+            bench.beat()
+        assert bench.memory.given_back == times
 
 
 def test_while_memory_is_short_it_is_given_back_often() -> None:

@@ -86,6 +86,7 @@ class Answering:
             return
         lines = passed_lines(head, streamed=streamed, limits=self.decision is None)
         self.incoming.start(status, lines + self._our_lines(), 0 if status in (204, 304) else length)
+        self.decision = None  # it is told, and a stream may last
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer; it leaves when the exchange ends."""
