@@ -2,8 +2,8 @@
 
 import pytest
 
-from llmgw.backends import FRESH_S, Watch
 from llmgw.values import HealthReport
+from llmgw.watch import FRESH_S, Watch
 
 
 class Source:

@@ -1,0 +1,108 @@
+"""What several health sources see of one backend, made one report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import fields, replace
+from twisted.logger import Logger
+
+from llmgw.errors import PLUGIN_FAULTS
+from llmgw.values import HealthReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from llmgw.health.target import Target
+
+COMPLAIN_EVERY_S = 60.0
+FRESH_S = 30.0
+
+
+class Watch:
+    """All health sources of one backend, and the one report they make together.
+
+    The first source's word on life and death counts, and each of its looks is one
+    report. The others add what it did not tell, as long as they are alive
+    themselves and their last look is no older than :data:`FRESH_S`.
+
+    A source that fails is told of in the log, once a minute at most, and leaves the
+    backend as it was.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        target: Target,
+        report: Callable[[HealthReport], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._sources = list(sources)
+        self._reports: list[HealthReport | None] = [None] * len(self._sources)
+        self._told_s = [0.0] * len(self._sources)
+        self._complained_s = float("-inf")
+        self._clock = clock
+        self._target = target
+        self._report = report
+
+    @property
+    def looked(self) -> bool:
+        """The first source has reported."""
+        return self._reports[0] is not None
+
+    def start(self) -> None:
+        """Start every source."""
+        for index, source in enumerate(self._sources):
+            try:
+                source.start(self._target, lambda report, index=index: self._reported(index, report))
+            except PLUGIN_FAULTS:
+                self._complain("did not start")
+
+    def stop(self) -> None:
+        """Stop every source."""
+        for source in self._sources:
+            try:
+                source.stop()
+            except PLUGIN_FAULTS:
+                self._complain("did not stop")
+
+    def _complain(self, what: str) -> None:
+        now_s = self._clock()
+        if now_s - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = now_s
+            self.log.failure(
+                "a health source of backend {backend} {what}", backend=self._target.id, what=what
+            )
+
+    def _reported(self, index: int, report: HealthReport) -> None:
+        now_s = self._clock()
+        if not isinstance(report, HealthReport):
+            if now_s - self._complained_s >= COMPLAIN_EVERY_S:
+                self._complained_s = now_s
+                self.log.error(
+                    "a health source of backend {backend} reported {kind}, which is no report",
+                    backend=self._target.id,
+                    kind=type(report).__name__,
+                )
+            return
+        self._reports[index] = report
+        self._told_s[index] = now_s
+        if index:
+            return
+        merged = report
+        for other, told_s in zip(self._reports[1:], self._told_s[1:], strict=True):
+            if other is not None and other.alive and now_s - told_s <= FRESH_S:
+                merged = _completed(merged, other)
+        self._report(merged)
+
+
+def _completed(report: HealthReport, other: HealthReport) -> HealthReport:
+    """``report`` with what only ``other`` told."""
+    gaps = {
+        field.name: getattr(other, field.name)
+        for field in fields(HealthReport)
+        if getattr(report, field.name) is None and getattr(other, field.name) is not None
+    }
+    return replace(report, **gaps) if gaps else report
