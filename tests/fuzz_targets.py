@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent / "core"))
 from llmgw.access import key_file
 from llmgw.config import parse_config
 from llmgw.core.assemble import Assembler
-from llmgw.core.body import REMOVE, clamp_output, estimate_tokens, read_json, splice
+from llmgw.core.body import estimate_tokens, read_json
 from llmgw.core.caps import check_caps, clamp_options
 from llmgw.core.http import HttpFault
 from llmgw.core.meter import Meter
@@ -27,6 +27,7 @@ from llmgw.core.prompt import prefix_of
 from llmgw.core.proxy_header import ProxyFault, ProxyReader
 from llmgw.core.request_reader import RequestReader
 from llmgw.core.response_reader import ResponseReader
+from llmgw.core.splicing import REMOVE, clamp_output, splice
 from llmgw.core.sse import UsageStripper
 from llmgw.discovery.etcd_protocol import EtcdError, Mirror, error_of
 from llmgw.errors import ConfigError, InvalidRequest

@@ -1,7 +1,7 @@
-"""What the gateway needs to know of a JSON request body, and the few changes it makes to it.
+"""What the gateway needs to know of a JSON request body.
 
 A body is read once, into an :class:`Ask`, and otherwise passed on as it came:
-:func:`splice` replaces, adds or removes top-level members and leaves every
+:mod:`.splicing` replaces, adds or removes top-level members and leaves every
 other byte alone. No object tree is ever built, so the work per request is one
 linear pass at C speed, however long the prompt is. What stands around the
 messages of a short body is remembered, as clients send it again and again.
@@ -19,7 +19,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final
 
 import msgspec
 
@@ -28,21 +27,16 @@ from llmgw.core.json_rules import (
     Shape,
     check_shape,
     few_openers,
-    find_members,
     read_members,
 )
 from llmgw.core.spelling import check_spelling
 from llmgw.errors import InvalidRequest, ModelNotFound
 
 __all__ = [
-    "REMOVE",
     "Ask",
     "BodyLimits",
-    "asking_usage",
-    "clamp_output",
     "estimate_tokens",
     "read_json",
-    "splice",
 ]
 
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
@@ -60,7 +54,7 @@ class Ask(msgspec.Struct, frozen=True):
         a negative one (llama.cpp's "no limit").
     :param max_tokens_key: the key it came from, also when it was negative.
     :param output_limits: every such key and its number, in order of precedence.
-        Backends differ in which they obey: clamp them all (:func:`clamp_output`).
+        Backends differ in which they obey: clamp them all (:func:`~.splicing.clamp_output`).
     :param include_usage: the client itself wants usage at the stream's end.
     :param n: choices asked for.
     :param prompt_bytes: about how many bytes of text the prompt has: the body's
@@ -97,7 +91,6 @@ _AROUND_BYTES = 512
 _NULL, _TRUE = msgspec.Raw(b"null"), msgspec.Raw(b"true")
 _USAGE_WANTED = (msgspec.Raw(b'{"include_usage": true}'), msgspec.Raw(b'{"include_usage":true}'))
 """What nearly all ``stream_options`` look like."""
-_decode_any = msgspec.json.Decoder().decode
 _decode_string = msgspec.json.Decoder(str).decode
 _decode_integer = msgspec.json.Decoder(int | None).decode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
@@ -225,32 +218,6 @@ def estimate_tokens(ask: Ask) -> int:
     return max(1, -(-2 * ask.prompt_bytes // 7))
 
 
-def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, object]:
-    """Changes for :func:`splice` after which no output limit is above ``most``, nor 0,
-    which Ollama reads as no limit.
-
-    :param key: set this one when the client gave none; the route knows which
-        (``max_output_tokens`` on ``/v1/responses``, ``n_predict`` on ``/completion``).
-    :return: empty when the client keeps the limit by itself.
-    """
-    if not ask.output_limits:
-        return {key: most}
-    return {name: most for name, value in ask.output_limits if not 0 < value <= most}
-
-
-def asking_usage(body: bytes) -> dict[str, object]:
-    """Changes for :func:`splice` after which the stream ends with its usage.
-
-    What else the client wants of ``stream_options`` stays, but for vLLM's running
-    totals: they come in events of their own right, and count only beside ``include_usage``.
-    """
-    given = read_members(body).get("stream_options")
-    options = None if given is None else _decode_any(given)
-    wanted = options if isinstance(options, dict) else {}
-    wanted.pop("continuous_usage_stats", None)
-    return {"stream_options": {**wanted, "include_usage": True}}
-
-
 def _check_utf8(body: bytes) -> None:
     try:
         body.decode()
@@ -362,52 +329,3 @@ def _string(raw: msgspec.Raw) -> str | None:
         return _decode_string(raw)
     except msgspec.ValidationError:
         return None
-
-
-# --- changes ------------------------------------------------------------------
-
-
-REMOVE: Final = object()
-"""As a value for :func:`splice`: the member goes."""
-_KEEP: Final = object()
-
-_encode = msgspec.json.Encoder().encode
-
-
-def splice(body: bytes, changes: Mapping[str, object]) -> bytes:
-    """``body`` with some top-level members replaced, added or removed.
-
-    Keys are compared after decoding; a replaced member keeps the spelling of
-    its key and its place, new ones come last. Every other byte stays, white
-    space included; a removed member takes the comma before it along (the first
-    one: the comma after it).
-
-    :param changes: new values by key: anything that JSON can say, or :data:`REMOVE`.
-    :raise InvalidRequest: as :func:`read_json`, for a body that is no object or doubles a key.
-    """
-    if not changes:
-        return body
-    whole = memoryview(body)
-    found = find_members(body)
-    first = next(iter(found.values()))[0] if found else body.index(b"{") + 1
-    out: list[bytes | memoryview] = [whole[:first]]
-    before, empty = first, True
-    for key, (start, value_start, end) in found.items():
-        value = changes.get(key, _KEEP)
-        if value is not REMOVE:
-            if not empty:
-                out.append(whole[before:start])
-            if value is _KEEP:
-                out.append(whole[start:end])
-            else:
-                out += (whole[start:value_start], _encode(value))
-            empty = False
-        before = end
-    for key, value in changes.items():
-        if key not in found and value is not REMOVE:
-            if not empty:
-                out.append(b",")
-            out += (_encode(key), b":", _encode(value))
-            empty = False
-    out.append(whole[before:])
-    return b"".join(out)

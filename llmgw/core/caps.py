@@ -50,7 +50,7 @@ _any = msgspec.json.Decoder().decode
 
 def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
     """Refuse what ``caps`` do not allow, but for output tokens, which are cut down
-    (:func:`llmgw.core.body.clamp_output`), and the answer's size, which comes later.
+    (:func:`llmgw.core.splicing.clamp_output`), and the answer's size, which comes later.
 
     :param prompt_tokens: the estimate.
     :param body: JSON that ``core.body`` has found to be good; empty for other bodies.
@@ -76,7 +76,7 @@ def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
 
 
 def clamp_options(body: bytes, most: int) -> dict[str, object]:
-    """Changes for :func:`~llmgw.core.body.splice` after which Ollama's ``options.num_predict``
+    """Changes for :func:`~llmgw.core.splicing.splice` after which Ollama's ``options.num_predict``
     is at most ``most``; zero and below mean no limit there."""
     options = _mapping(read_members(body).get("options"))
     wanted = options.get("num_predict")

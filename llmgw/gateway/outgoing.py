@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmgw.core.body import asking_usage, clamp_output, splice
 from llmgw.core.caps import check_caps, clamp_options
 from llmgw.core.multipart import splice_multipart
 from llmgw.core.prompt import is_batch, prefix_of
+from llmgw.core.splicing import asking_usage, clamp_output, splice
 from llmgw.gateway.routes import OLLAMA
 from llmgw.values import Submission
 

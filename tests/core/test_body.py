@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from llmgw.core import body as body_module
 from llmgw.core import json_rules
-from llmgw.core.body import (
-    REMOVE,
-    Ask,
-    BodyLimits,
-    asking_usage,
-    clamp_output,
-    estimate_tokens,
-    read_json,
-    splice,
-)
+from llmgw.core.body import Ask, BodyLimits, estimate_tokens, read_json
 from llmgw.core.json_rules import (
     Shape,
     check_shape,
@@ -32,6 +23,7 @@ from llmgw.core.json_rules import (
     read_members,
     shape_steps,
 )
+from llmgw.core.splicing import REMOVE, asking_usage, clamp_output, splice
 from llmgw.errors import InvalidRequest, ModelNotFound
 
 

@@ -1,0 +1,89 @@
+"""The few changes that the gateway makes to a JSON body: top-level members, each in its place.
+
+Every other byte stays as it came.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from llmgw.core.json_rules import find_members, read_members
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llmgw.core.body import Ask
+
+REMOVE: Final = object()
+"""As a value for :func:`splice`: the member goes."""
+_KEEP: Final = object()
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+def splice(body: bytes, changes: Mapping[str, object]) -> bytes:
+    """``body`` with some top-level members replaced, added or removed.
+
+    Keys are compared after decoding; a replaced member keeps the spelling of
+    its key and its place, new ones come last. Every other byte stays, white
+    space included; a removed member takes the comma before it along (the first
+    one: the comma after it).
+
+    :param changes: new values by key: anything that JSON can say, or :data:`REMOVE`.
+    :raise InvalidRequest: as :func:`~.body.read_json`, for a body that is no object or doubles a key.
+    """
+    if not changes:
+        return body
+    whole = memoryview(body)
+    found = find_members(body)
+    first = next(iter(found.values()))[0] if found else body.index(b"{") + 1
+    out: list[bytes | memoryview] = [whole[:first]]
+    before, empty = first, True
+    for key, (start, value_start, end) in found.items():
+        value = changes.get(key, _KEEP)
+        if value is not REMOVE:
+            if not empty:
+                out.append(whole[before:start])
+            if value is _KEEP:
+                out.append(whole[start:end])
+            else:
+                out += (whole[start:value_start], _encode(value))
+            empty = False
+        before = end
+    for key, value in changes.items():
+        if key not in found and value is not REMOVE:
+            if not empty:
+                out.append(b",")
+            out += (_encode(key), b":", _encode(value))
+            empty = False
+    out.append(whole[before:])
+    return b"".join(out)
+
+
+def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, object]:
+    """Changes for :func:`splice` after which no output limit is above ``most``, nor 0,
+    which Ollama reads as no limit.
+
+    :param key: set this one when the client gave none; the route knows which
+        (``max_output_tokens`` on ``/v1/responses``, ``n_predict`` on ``/completion``).
+    :return: empty when the client keeps the limit by itself.
+    """
+    if not ask.output_limits:
+        return {key: most}
+    return {name: most for name, value in ask.output_limits if not 0 < value <= most}
+
+
+def asking_usage(body: bytes) -> dict[str, object]:
+    """Changes for :func:`splice` after which the stream ends with its usage.
+
+    What else the client wants of ``stream_options`` stays, but for vLLM's running
+    totals: they come in events of their own right, and count only beside ``include_usage``.
+    """
+    given = read_members(body).get("stream_options")
+    options = None if given is None else _decode(given)
+    wanted = options if isinstance(options, dict) else {}
+    wanted.pop("continuous_usage_stats", None)
+    return {"stream_options": {**wanted, "include_usage": True}}
