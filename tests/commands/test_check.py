@@ -14,7 +14,7 @@ from harness import Scripted, backend_table, free_port, json_response
 from msgspec.structs import replace
 
 from llmgw.access import key_file
-from llmgw.commands import surroundings
+from llmgw.commands import asked, surroundings
 from llmgw.commands.check import check
 from llmgw.config import BackendConfig, load_config
 
@@ -185,7 +185,7 @@ def test_who_cannot_be_reached_and_why(tmp_path):
     text = "".join(f'[[backends]]\nid = "b{index}"\nurl = "{url}"\n' for index, url in enumerate(urls))
     path = write(tmp_path, text)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surroundings, "WITHIN_S", 0.5)
+        patch.setattr(asked, "WITHIN_S", 0.5)
         found = findings(path)
         assert run(path, "--strict").exit_code == 1
     silent.close()
@@ -274,7 +274,7 @@ def test_a_store_that_is_not_there(tmp_path, server):
 def test_gateways_that_load_and_share_nothing(tmp_path, more, found):
     """Asked of the judgement alone: most of these would want files, or servers."""
     config = load_config(write(tmp_path, f'auth = ["anonymous"]\n{more}\n'))
-    for told, by_name in ((surroundings.Told(router=True), True), (surroundings.Told(), False)):
+    for told, by_name in ((asked.Told(router=True), True), (asked.Told(), False)):
         backend = BackendConfig(id="a", url="http://127.0.0.1:1")
         findings = list(surroundings._alone(replace(config, backends=(backend,)), {"a": told}))
         assert [each.where for each in findings] == (["listen[0]"] if found and by_name else [])
