@@ -227,6 +227,12 @@ def _keep_alive(version: int, options: frozenset[bytes]) -> bool:
     return b"close" not in options and (version == 11 or b"keep-alive" in options)
 
 
+def keep_alive_timeout(value: bytes | None) -> float | None:
+    """Seconds of ``Keep-Alive: timeout=5, max=100`` (RFC 2068 section 19.7.1.1); ``None`` when not told."""
+    match = re.search(rb"timeout=(\d{1,6})", value or b"")
+    return float(match[1]) if match else None
+
+
 def _framing(
     version: int, length: bytes | None, coding: bytes | None, refuse: Refuse, unknown: Refuse
 ) -> tuple[int | None, bool]:

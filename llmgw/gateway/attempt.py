@@ -13,14 +13,9 @@ from twisted.internet.defer import CancelledError
 
 from llmgw.core.assemble import Assembler
 from llmgw.core.meter import Meter
-from llmgw.core.retry import retry_after
 from llmgw.core.sse import UsageStripper
 from llmgw.errors import (
-    ContextLengthExceeded,
     GatewayError,
-    InvalidRequest,
-    ModelLoading,
-    Overloaded,
     UpstreamError,
 )
 from llmgw.gateway.backend_http import (
@@ -28,15 +23,12 @@ from llmgw.gateway.backend_http import (
     ask,
     collect,
     error_of,
-    exceeding_tokens,
     is_coded,
-    is_json_error,
-    is_loading,
     passed_headers,
-    seconds_of,
 )
 from llmgw.gateway.failed import Failed
-from llmgw.values import Choice, Request, Usage
+from llmgw.gateway.verdicts import COLLECTED, judge, refused, unfit, verdict
+from llmgw.values import Choice, Request
 from llmgw.wire.relay import Assembly, CappedRelay, Relay
 from llmgw.wire.sink import UpstreamFault
 
@@ -48,18 +40,8 @@ if TYPE_CHECKING:
     from llmgw.gateway.outgoing import Outgoing
     from llmgw.wire.upstream import UpstreamConnection
 
-COLLECTED = frozenset({429, 500, 502, 503, 504})
-"""A backend's answers that are read whole before it is decided who gets them."""
-ELSEWHERE = frozenset({429, 502, 503, 504})
 UNSENT = frozenset({"refused", "connect", "dns", "tls", "timeout_connect"})
 """Faults before a connection stood: no backend has seen the request."""
-BUSY_MOST_S = 60.0
-SHORT_DEADLINE_S = 5.0
-LOADING_AGAIN_S = 2.0
-NOT_LOADED = b"model is not loaded"
-"""What a llama-server in router mode says that loads nothing by itself."""
-PROXY_ERROR = b"proxy error:"
-"""What it says, as plain text with status 500, when the process of a model has ended before an answer."""
 STREAM_HEADERS = (b"content-type", b"cache-control")
 """Headers of a stream that are wrong for the answer put together from it."""
 
@@ -133,13 +115,13 @@ class Attempt:
         try:
             connection, head = await ask(self.upstream.pool, payload, self._deadlines(), rest)
             if head.status in COLLECTED:
-                return self._judge(head, await collect(connection))
+                return judge(self, head, await collect(connection))
             if head.status == 400 and self.llama_server:
-                return self._refused(head, await collect(connection))
+                return refused(self, head, await collect(connection))
             if self.answering.opened and not _is_stream(head):
-                return self._unfit(head, await collect(connection))
+                return unfit(self, head, await collect(connection))
         except UpstreamFault as fault:
-            ok, reason = self._verdict(fault)
+            ok, reason = verdict(self, fault)
             lease.finish(gateway.clock(), ok, reason, refused=reason == "refused")
             return Failed(self._error(fault), unsent=reason in UNSENT)
         except CancelledError:
@@ -216,7 +198,7 @@ class Attempt:
             elif meter.incomplete:
                 account.outcome = "incomplete"
             return
-        ok, reason = self._verdict(fault)
+        ok, reason = verdict(self, fault)
         self._finish_lease(meter, ok=ok, reason=reason)
         self.answering.break_off(self._error(fault), meter)
 
@@ -241,7 +223,7 @@ class Attempt:
             self._finish_lease(meter, ok=True, reason="client_gone")
             raise
         if fault is not None:
-            ok, reason = self._verdict(fault)
+            ok, reason = verdict(self, fault)
             self._finish_lease(meter, ok=ok, reason=reason)
             return Failed(self._error(fault))
         assembler.end()
@@ -265,91 +247,6 @@ class Attempt:
                 return Failed(error_of(UpstreamFault("response_limit"), self.request.model))
             self.answering.answer_json(200, headers, body)
         return None
-
-    def _refused(self, head: ResponseHead, body: bytes) -> Failed:
-        """A 400 is the client's affair, and it gets the backend's own words; but one for
-        a prompt that is too long tells its exact length, and another backend may have
-        a larger window."""
-        self.lease.finish(self.gateway.clock(), ok=True, reason="status_400")
-        self.account.usage = Usage()
-        if NOT_LOADED in body and self._is_gone():
-            return Failed(self._gone())
-        tokens = exceeding_tokens(body)
-        error = InvalidRequest("the backend refused the request")
-        if tokens is not None:
-            error = ContextLengthExceeded("the prompt is longer than the backend's window")
-            error.may_retry = True
-        return Failed(error, (head, body), exact_tokens=tokens)
-
-    def _is_gone(self, *, noticed: bool = True) -> bool:
-        """The model is not in memory there any more. See :meth:`llmgw.loads.Loads.is_gone`."""
-        loads, name = self.gateway.holding.loads, self.request.model
-        return loads is not None and loads.is_gone(self.choice.backend.id, name, noticed=noticed)
-
-    def _gone(self) -> ModelLoading:
-        error = ModelLoading(
-            f"{self.request.model!r} is not loaded any more",
-            retry_after_s=retry_after(1.0, self.gateway.dice),
-        )
-        error.may_retry = True
-        return error
-
-    def _unfit(self, head: ResponseHead, body: bytes) -> Failed:
-        """No stream, for a client whose stream has begun: it is told by an event of its own."""
-        reason = "done" if head.status < 400 else f"status_{head.status}"
-        self.lease.finish(self.gateway.clock(), ok=True, reason=reason)
-        error = UpstreamError(f"the backend answered {head.status} in place of a stream")
-        error.may_retry = False
-        return Failed(error, (head, body))
-
-    def _judge(self, head: ResponseHead, body: bytes) -> Failed:
-        """What a backend's 429 or 5xx means: for the lease, and for the client."""
-        now_s = self.gateway.clock()
-        lease, status, name = self.lease, head.status, self.request.model
-        answer = (head, body)
-        wait_s = seconds_of(head.get(b"retry-after"))
-        if status in (429, 503) and wait_s is not None:
-            lease.finish(now_s, ok=True, reason="busy", busy_until_s=now_s + min(wait_s, BUSY_MOST_S))
-            error: GatewayError = Overloaded(f"the backend of {name!r} is busy", retry_after_s=wait_s)
-            error.may_retry = True
-            return Failed(error, answer)
-        if status == 503 and is_loading(body):
-            lease.finish(now_s, ok=True, reason="loading")
-            error = ModelLoading(
-                f"{name!r} is being loaded", retry_after_s=retry_after(2.0, self.gateway.dice)
-            )
-            error.may_retry = True
-            return Failed(error)
-        if status == 500 and self.llama_server and body.startswith(PROXY_ERROR):
-            lease.finish(now_s, ok=False, reason="reset")
-            if self._is_gone(noticed=False):
-                return Failed(self._gone())
-            error = UpstreamError(f"the backend of {name!r} has lost its process")
-            error.may_retry = True
-            return Failed(error, answer)
-        no_verdict = status == 429 or (status == 500 and is_json_error(body))
-        lease.finish(now_s, ok=no_verdict, reason=f"status_{status}")
-        error = UpstreamError(f"the backend of {name!r} answered {status}")
-        error.may_retry = status in ELSEWHERE
-        return Failed(error, answer)
-
-    def _verdict(self, fault: UpstreamFault) -> tuple[bool, str]:
-        """What ``fault`` says about the backend, as :meth:`Lease.finish` takes it.
-
-        A fault of our own says nothing. Nor does the end of the request's own time when
-        it was short, else one impatient caller could take the backend from all others;
-        nor when the answer was coming along, since a long one is no failure.
-        """
-        lease = self.lease
-        if fault.reason == "local":
-            return True, "dropped"
-        if fault.reason == "response_limit":
-            return True, "response_limit"
-        if fault.reason == "timeout_total" and (
-            lease.ttft_s is not None or self.until_s - lease.started_s < SHORT_DEADLINE_S
-        ):
-            return True, "deadline"
-        return False, fault.reason
 
     def _error(self, fault: UpstreamFault) -> GatewayError:
         """What the client is told of ``fault``; a malformed response is the operator's affair too."""

@@ -1,4 +1,4 @@
-"""How a backend is spoken to: what a request carries, what of an answer passes, what errors mean."""
+"""How a backend is spoken to: what a request carries, and what of an answer passes."""
 
 from __future__ import annotations
 
@@ -133,15 +133,6 @@ def _without_credentials(query: str) -> str:
     )
 
 
-class _TooLongError(msgspec.Struct):
-    type: str = ""
-    n_prompt_tokens: int | None = None
-
-
-class _TooLong(msgspec.Struct):
-    error: _TooLongError
-
-
 class Deadlines(msgspec.Struct, frozen=True):
     """How long an attempt may take; see ``UpstreamConnection.request``."""
 
@@ -252,30 +243,6 @@ def is_coded(head: ResponseHead) -> bool:
     """The body is compressed: its bytes pass, but there is nothing to be read in them."""
     coding = head.get(b"content-encoding")
     return coding is not None and coding.strip().lower() != b"identity"
-
-
-def exceeding_tokens(body: bytes) -> int | None:
-    """The exact length of a prompt that was too long for a llama-server, by its error
-    (``type`` ``exceed_context_size_error``, ``n_prompt_tokens``); ``None`` for other errors."""
-    try:
-        error = msgspec.json.decode(body, type=_TooLong).error
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return error.n_prompt_tokens if error.type == "exceed_context_size_error" else None
-
-
-def is_loading(body: bytes) -> bool:
-    """llama-server's 503 while it reads its model: a state, not a failure."""
-    return b"Loading model" in body
-
-
-def is_json_error(body: bytes) -> bool:
-    """A well-formed JSON 500: llama-server answers so to a message it can't use."""
-    try:
-        parsed = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return isinstance(parsed, dict) and "error" in parsed
 
 
 def seconds_of(value: bytes | None) -> float | None:

@@ -20,15 +20,12 @@ from typing import TYPE_CHECKING
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
 
-from llmgw.core.body import estimate_tokens
-from llmgw.core.member import CHECK_S
 from llmgw.core.overload import CALM_S, Level
 from llmgw.core.retry import backoff_s, retry_after, spread
 from llmgw.errors import (
     PLUGIN_FAULTS,
     GatewayError,
     ModelLoading,
-    ModelNotAllowed,
     ModelNotFound,
     NoBackend,
     Overloaded,
@@ -43,9 +40,10 @@ from llmgw.gateway.failed import Failed
 from llmgw.gateway.reading import read_request
 from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import find
-from llmgw.gateway.suited import has_dialect, only_model, unsuited
+from llmgw.gateway.rules import apply_rules
+from llmgw.gateway.suited import unsuited
 from llmgw.gateway.wishes import longest_s
-from llmgw.values import Caller, Caps, Choice, Cost, Decision, Request
+from llmgw.values import Caller, Choice, Cost, Decision, Request
 
 if TYPE_CHECKING:
     from llmgw.core.lease import Lease
@@ -141,11 +139,13 @@ class Exchange:
         self._enter(caller)
         outgoing = await read_request(gateway, incoming, route, self.account)
         try:
-            request = self._apply_rules(outgoing, caller)
+            request = apply_rules(gateway, outgoing, caller, self.account)
         except ModelNotFound:
             if gateway.first_word is None:
                 raise
-            request = await gateway.first_word.tried_again(lambda: self._apply_rules(outgoing, caller))
+            request = await gateway.first_word.tried_again(
+                lambda: apply_rules(gateway, outgoing, caller, self.account)
+            )
         await self._admit(caller, request)
         return await self._forward(outgoing, request)
 
@@ -188,44 +188,6 @@ class Exchange:
         if self._retrying:
             self._retrying = False
             self.gateway.budget.done()
-
-    def _apply_rules(self, outgoing: Outgoing, caller: Caller) -> Request:
-        """Aliases, the key's scope, the model's limits."""
-        gateway, account = self.gateway, self.account
-        parsed = outgoing.ask
-        name = parsed.model or only_model(gateway)
-        rule = gateway.aliases.get(name)
-        target = name if rule is None else rule.target or name
-        account.model = name
-        account.streaming = parsed.stream
-        if caller.models is not None and name not in caller.models and target not in caller.models:
-            raise ModelNotAllowed(f"this key may not use the model {name[:256]!r}", param="model")
-        if not gateway.fleet.serves(target) or not has_dialect(gateway, outgoing.route, target):
-            if not gateway.upstreams:  # then nobody can know which models there are
-                raise NoBackend("There is no backend now.", retry_after_s=self._soon(CHECK_S))
-            raise ModelNotFound(f"no such model: {name[:256]!r}", param="model")
-        account.target = target
-        outgoing.target = target
-        max_tokens = parsed.max_tokens
-        account.prompt_estimate = estimate_tokens(parsed)
-        if caller.caps is not None or name in gateway.caps:
-            caps = Caps.tightest(each for each in (caller.caps, gateway.caps.get(name)) if each is not None)
-            if caps is not None:
-                max_tokens = outgoing.cap(caps, account.prompt_estimate)
-        if gateway.filters:
-            gateway.filters.check(
-                outgoing.submission(self.request_id, account.prompt_estimate, max_tokens), caller
-            )
-        return Request(
-            id=self.request_id,
-            model=target,
-            prompt_tokens=account.prompt_estimate,
-            max_tokens=max_tokens,
-            prefix=outgoing.prefix() if gateway.wants_prefix(target) else (),
-            session=parsed.session,
-            key=caller.id,
-            streaming=parsed.stream,
-        )
 
     async def _admit(self, caller: Caller, request: Request) -> None:
         """Charge the limits."""

@@ -9,7 +9,6 @@ once: that is how a llama-server learns that nobody waits any more.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred
@@ -19,7 +18,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from llmgw.core.http import HttpFault
+from llmgw.core.http import HttpFault, keep_alive_timeout
 from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.eager import read_as_ever, read_by, sender, take_over
 from llmgw.wire.express import Express
@@ -173,7 +172,7 @@ class UpstreamConnection(TwistedProtocol):
         waiter, self._waiter = self._waiter, None
         now_s = self.clock()
         if self.used == 1:
-            self.advertised_s = _keep_alive_timeout(head.get(b"keep-alive"))
+            self.advertised_s = keep_alive_timeout(head.get(b"keep-alive"))
         self.until_s = min(self.until_s, now_s + self._first_token_s)
         self.deadline_s = self.until_s
         if waiter is not None:
@@ -407,9 +406,3 @@ class UpstreamConnection(TwistedProtocol):
             waiter.fail(fault)
         elif sink is not None:
             sink.failed(fault)
-
-
-def _keep_alive_timeout(value: bytes | None) -> float | None:
-    """Seconds of ``Keep-Alive: timeout=5, max=100``; ``None`` when not told."""
-    match = re.search(rb"timeout=(\d{1,6})", value or b"")
-    return float(match[1]) if match else None

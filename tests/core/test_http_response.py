@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.core import response_reader
-from llmgw.core.http import DEFAULT_LIMITS, HeadLimits, HttpFault, ResponseHead
+from llmgw.core.http import DEFAULT_LIMITS, HeadLimits, HttpFault, ResponseHead, keep_alive_timeout
 from llmgw.core.lines import split_fields, tokenise
 from llmgw.core.response_reader import ResponseReader
 
@@ -490,3 +490,17 @@ def test_a_head_that_llhttp_alone_refuses_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(response_reader, "tokenise", objecting)
     fault = read([OK]).fault
     assert fault == (502, "upstream_framing", "the response head of the backend is not well formed")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (b"timeout=5, max=100", 5.0),
+        (b"max=1, timeout=60", 60.0),
+        (b"max=100", None),
+        (b"", None),
+        (None, None),
+    ],
+)
+def test_how_long_an_idle_connection_is_kept_is_told_by_keep_alive(value, seconds) -> None:
+    assert keep_alive_timeout(value) == seconds
