@@ -42,7 +42,11 @@ class Faults:
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
-            faults: list[ConfigFault] = []
-            for error in self._errors:
-                faults += error.faults if isinstance(error, ConfigError) else [ConfigFault("", str(error))]
-            raise ConfigError(faults, self._source)
+            raise ConfigError(self.told(), self._source)
+
+    def told(self) -> list[ConfigFault]:
+        """Every fault, in the order in which they were found."""
+        faults: list[ConfigFault] = []
+        for error in self._errors:
+            faults += error.faults if isinstance(error, ConfigError) else [ConfigFault("", str(error))]
+        return faults

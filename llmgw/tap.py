@@ -132,7 +132,14 @@ class Options(usage.Options):
             working_dir=self.working_dir,
             files=recorder.files,
         )
-        return config_of(setup, recorder), setup
+        try:
+            return config_of(setup, recorder), setup
+        except ConfigError as error:
+            from twisted.internet import reactor
+
+            from llmgw.verify import with_what_else
+
+            raise with_what_else(error, reactor) from None
 
 
 def makeService(options: Options) -> IService:

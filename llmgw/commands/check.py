@@ -27,7 +27,7 @@ def check(file: str, offline: bool, strict: bool, as_json: bool) -> None:
     """
     from twisted.internet import reactor
 
-    from llmgw.verify import verify
+    from llmgw.verify import verify, with_what_else
 
     faults: list[str] = []
     warnings: Sequence[str] = ()
@@ -37,7 +37,7 @@ def check(file: str, offline: bool, strict: bool, as_json: bool) -> None:
         warnings = config.warnings
         warnings = verify(config, reactor)
     except ConfigError as error:
-        faults = [str(fault) for fault in error.faults]
+        faults = [str(fault) for fault in with_what_else(error, reactor).faults]
     except PluginError as error:
         faults = [str(error)]
     findings = [] if offline or faults or config is None else _look(config, quiet=as_json)

@@ -26,6 +26,7 @@ from llmgw.config.fleet_tables import (
     PluginConfig,
 )
 from llmgw.config.load import (
+    Misread,
     config_from_options,
     load_config,
     parse_backend,
@@ -75,6 +76,7 @@ __all__ = [
     "LoadingConfig",
     "LogConfig",
     "MetricsConfig",
+    "Misread",
     "ModelConfig",
     "OverloadConfig",
     "PeersConfig",

@@ -25,6 +25,18 @@ from llmgw.config.words import cause, shown
 from llmgw.errors import ConfigError, ConfigFault
 
 
+class Misread(ConfigError):
+    """Some keys are wrong.
+
+    :ivar rest: the configuration without them, in which more may be found wrong. An entry of
+        an array may be ``BAD``.
+    """
+
+    def __init__(self, faults: Sequence[ConfigFault], rest: Config) -> None:
+        super().__init__(faults, rest.source)
+        self.rest = rest
+
+
 def load_config(path: str, *, files: FileSeam = DISK) -> Config:
     """The configuration in the file at ``path``.
 
@@ -174,7 +186,7 @@ def _checked(
 
     config = check_whole(reader, Config(**values, source=source, base_dir=base_dir), called)
     if reader.faults:
-        raise ConfigError(reader.faults, source)
+        raise Misread(reader.faults, config)
     return replace(config, warnings=tuple(reader.warnings))
 
 

@@ -110,12 +110,14 @@ class Reader:
 
     :param base_dir: absolute; relative paths count from here.
     :param files: ``None`` refuses every key that names a file.
+    :ivar halves: by key path, what was good of a table that could not be read as a whole.
     """
 
     def __init__(self, base_dir: str, files: FileSeam | None) -> None:
         self.base_dir = base_dir
         self.files = files
         self.faults: list[ConfigFault] = []
+        self.halves: dict[str, dict[str, Any]] = {}
         self.warnings: list[str] = []
 
     def fault(self, where: str, what: str) -> None:
@@ -158,6 +160,7 @@ class Reader:
         if base is not None:
             return replace(base, **values)
         if any(key.required and key.attribute not in values for key in keys_of(cls).values()):
+            self.halves[where] = values
             return BAD
         return cls(**values)
 

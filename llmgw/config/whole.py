@@ -81,7 +81,8 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
     def unique(key: str, attribute: str, word: str) -> None:
         first: dict[Any, int] = {}
         for index, item in enumerate(getattr(config, key)):
-            value = getattr(item, attribute, BAD)
+            half = reader.halves.get(f"{called(key)}[{index}]", {})
+            value = getattr(item, attribute, half.get(attribute, BAD))
             if value is not BAD and first.setdefault(value, index) != index:
                 where = f"{called(key)}[{index}].{attribute}"
                 reader.fault(where, f"{word} {shown(value)} is already that of {called(key)}[{first[value]}]")

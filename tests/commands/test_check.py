@@ -384,3 +384,17 @@ def test_the_file_of_a_model_that_a_command_serves(tmp_path, server):
     found = findings(write(tmp_path, backend_table(server, "x", more)))
     assert list(found) == ["backends[0].loader.models"]
     assert found["backends[0].loader.models"][0].startswith(f"{tmp_path}/gone.gguf, the file of 'b'")
+
+
+def test_wrong_keys_hide_no_wrong_plugins(tmp_path):
+    """And a wrong entry leaves those behind it their places."""
+    text = '[router]\nplugin = "none"\n[[health]]\nplugin = 5\n[[health]]\nplugin = "none"\ntypo = 1\n' + GOOD
+    result = run(write(tmp_path, "bogus = 1\n" + text), "--offline", "--json")
+    told = json.loads(result.output)["faults"]
+    assert result.exit_code == 1
+    assert [each.partition(": ")[0] for each in told] == [
+        "bogus",
+        "health[0].plugin",
+        "router.plugin",
+        "health[1].plugin",
+    ]
