@@ -22,6 +22,7 @@ from functools import lru_cache
 
 import msgspec
 
+from llmgw.core.doubled import check_doubled, check_members
 from llmgw.core.json_rules import (
     BodyLimits,
     Shape,
@@ -110,13 +111,16 @@ def read_json(
     :param exempt: for routes whose bodies are long flat lists (embeddings,
         token arrays): commas are not counted, brackets are.
     :param require_model: whether a missing ``model`` is an error.
-    :param shape: what :func:`~llmgw.core.json_rules.shape_steps` said, if it was asked already.
+    :param shape: what :func:`~llmgw.core.json_rules.shape_steps` said, if it was asked already:
+        then doubled keys inside the members are left to
+        :func:`~llmgw.core.doubled.doubled_steps`, too.
     :raise InvalidRequest: for anything that is no well-formed body, whatever the bytes are.
     """
     if not body:
         raise InvalidRequest("the body is empty; it must be a JSON object with 'model'", param="model")
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body begins with a byte order mark; JSON has none")
+    in_steps = shape is not None
     opened = few_openers(body, limits) if shape is None else None
     prompt_bytes = len(body)
     few = opened is not None
@@ -131,15 +135,26 @@ def read_json(
         ask = _read_around(body, limits, opened, require_model)
         if ask is not None:
             return ask
-    return _read(body, limits, opened, prompt_bytes, require_model)
+    return _read(body, limits, opened, prompt_bytes, require_model, inside=not in_steps)
 
 
-def _read(body: bytes, limits: BodyLimits, opened: int, prompt_bytes: int, require_model: bool) -> Ask:
+def _read(
+    body: bytes,
+    limits: BodyLimits,
+    opened: int,
+    prompt_bytes: int,
+    require_model: bool,
+    *,
+    inside: bool = True,
+) -> Ask:
     """Read a body whose shape and text are known to be good.
 
     :param opened: how many objects and arrays it has, or an upper bound.
+    :param inside: look for doubled keys inside the members.
     """
     found = read_members(body, limits.members)
+    if inside:
+        check_members(found.values())
     check_spelling(found)
     # Most bodies have few of the keys that are read: one look clears a group of them.
     model = _model(found.get("model"), limits.model_chars, require_model)
@@ -186,8 +201,9 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
     messages = body[start:end]
     try:
         _check_json(messages)
+        check_doubled(messages)
         ask = _read_known(b"%b[]%b" % (body[:start], body[end:]), limits, require_model)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, InvalidRequest):
         return None
     if ask is None or _is_longer(messages, limits.messages, opened):
         return None

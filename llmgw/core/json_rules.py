@@ -15,14 +15,11 @@ each top-level value. The last of two equal keys wins there, so doubled keys
 are looked for: by adding up lengths, by laying the members out again as
 Python's ``json`` does, and where neither proves anything by
 :func:`find_members`, which walks along the body and compares what stands there
-with what the parser kept. The walk also tells where each member stands.
+with what the parser kept. The walk also tells where each member stands. Objects
+inside the members are :mod:`.doubled`'s.
 
-Known weaknesses:
-
-1. ``check_shape`` runs before the parser (a bomb must not reach it), so its
-   verdict on text that is no JSON at all may name a limit, not the bad byte.
-2. Doubled keys are found at the top level and in objects that are read
-   (``stream_options``), not at every depth.
+A known weakness: ``check_shape`` runs before the parser (a bomb must not reach it),
+so its verdict on text that is no JSON at all may name a limit, not the bad byte.
 
 :source: RFC 8259 (JSON, sections 4, 7, 8.1, 9); RFC 7493 (I-JSON, section 2.3
     on doubled names).
@@ -346,7 +343,7 @@ def _walk(body: bytes, values: dict[str, msgspec.Raw]) -> dict[str, Span]:
             raise _doubled(body, position)
         start = name.end()
         if not body.startswith(value, start):
-            raise InvalidRequest(f"the key {_shown(key)} stands twice in the body", param=_cut(key))
+            raise InvalidRequest(f"the key {shown(key)} stands twice in the body", param=cut(key))
         position = start + len(value)
         found[key] = (name.start(1), start, position)
     if _TAIL.fullmatch(body, position) is None:
@@ -361,7 +358,7 @@ def _doubled(body: bytes, position: int) -> InvalidRequest:
         return InvalidRequest(f"a key stands twice in the body (byte {position})")
     key = _STRING.decode(name[1])
     where = name.start(1)
-    return InvalidRequest(f"the key {_shown(key)} stands twice in the body (byte {where})", param=_cut(key))
+    return InvalidRequest(f"the key {shown(key)} stands twice in the body (byte {where})", param=cut(key))
 
 
 def _not_an_object(body: bytes, error: Exception) -> InvalidRequest:
@@ -377,10 +374,11 @@ def _not_an_object(body: bytes, error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is not valid JSON: {what}")
 
 
-def _cut(name: str) -> str:
+def cut(name: str) -> str:
+    """A client's word as the ``param`` of an error."""
     return name[:64]
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
     """A client's word in a message: short, and with nothing that a terminal would obey."""
-    return ascii(_cut(name))
+    return ascii(cut(name))

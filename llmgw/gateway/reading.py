@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TypeVar
 
 from twisted.internet.task import deferLater
 
 from llmgw.core.body import read_json
+from llmgw.core.doubled import doubled_steps
 from llmgw.core.json_rules import Shape, shape_steps
 from llmgw.core.multipart import read_multipart
 from llmgw.errors import UnsupportedEncoding
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from llmgw.gateway.gateway import Gateway
     from llmgw.gateway.routes import Route
     from llmgw.wire.incoming import Incoming
+
+T = TypeVar("T")
 
 LARGE_BYTES = 2 << 20
 """Reading a larger body is spread over several turns of the event loop."""
@@ -45,20 +49,22 @@ async def read_request(gateway: Gateway, incoming: Incoming, route: Route, accou
         content_type = headers.get(b"content-type", b"")
         return Outgoing(route, body, content_type, read_multipart(body, content_type.decode("latin-1")))
     limits = gateway.body_limits
-    shape = await _shape(gateway, body, route) if len(body) > LARGE_BYTES else None
+    shape: Shape | None = None
+    if len(body) > LARGE_BYTES:
+        shape = await _in_turns(gateway, shape_steps(body, limits, exempt=route.exempt))
     parsed = read_json(body, limits, exempt=route.exempt, require_model=route.needs_model, shape=shape)
     if shape is not None:
         await deferLater(gateway.reactor, 0)
+        await _in_turns(gateway, doubled_steps(body))
     return Outgoing(route, body, b"application/json", parsed)
 
 
-async def _shape(gateway: Gateway, body: bytes, route: Route) -> Shape:
+async def _in_turns(gateway: Gateway, steps: Generator[None, None, T]) -> T:
     """Judge a large body a step at a time, so that streams go on between."""
-    steps = shape_steps(body, gateway.body_limits, exempt=route.exempt)
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            shape: Shape = end.value
-            return shape
+            found: T = end.value
+            return found
         await deferLater(gateway.reactor, 0)

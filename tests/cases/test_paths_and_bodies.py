@@ -293,7 +293,11 @@ def test_a_long_prompt_of_token_numbers_is_no_bomb(gateway: Gateway, received: l
         b'{"model":"m","stream":true,"stream":false,"messages":[]}',
         b'{"model":"m","messages":[],"stream_options":{"include_usage":true,"include_usage":false}}',
         b'{"model":"m","max_tokens":1,"messages":[],"max_tokens":100000}',
+        b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": [{"text": "a", "text": "b"}]}]}',
+        b'{"model":"m","messages":[{"content":"%b"},{"content":"a","content":"b"}]}' % (b"x" * 3_000_000),
     ],
+    ids=lambda body: body[:60],
 )
 def test_s_mod_3_doubled_keys_are_refused(gateway: Gateway, received: list[Received], body: bytes) -> None:
     assert_error(gateway.ask(post(body=body)), 400, "invalid_request")

@@ -1,0 +1,95 @@
+"""Doubled keys of the objects inside a body's members.
+
+Of two equal keys one parser obeys the first and another the last, so what was checked
+need not be what is obeyed (RFC 8259 section 4, RFC 7493 section 2.3).
+:mod:`.json_rules` looks at the top level, this at all below.
+
+Usual text is cleared at a glance: most clients write compact JSON, which is byte for
+byte what msgspec writes of what it has read; a key that stood twice would not come
+back twice. Other text is read by Python's ``json``, which shows the pairs of each
+object before a dictionary hides one of them. Text of many megabytes is taken apart
+first, in steps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from llmgw.core.json_rules import cut, read_members, shown
+from llmgw.errors import InvalidRequest
+
+_PIECE_BYTES = 1 << 20
+"""So much is looked at in one go, of what is read in steps."""
+_OPENERS = b"{["
+_SPACED, _START = b'": ', 64
+"""Text with this near its start is not compact."""
+_SHORTEST = len('{"":0,"":0}')
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def check_doubled(value: bytes) -> None:
+    """Look at every object in ``value``.
+
+    :param value: JSON text, of no more depth and digits than
+        :func:`~llmgw.core.json_rules.check_shape` lets pass.
+    :raise InvalidRequest: naming the key.
+    """
+    if value.find(_SPACED, 0, _START) < 0:
+        try:
+            if _encode(_decode(value)) == value:
+                return
+        except msgspec.DecodeError:
+            pass  # a number that is larger than msgspec takes
+    _read_pairs(value.decode())
+
+
+def check_members(values: Iterable[msgspec.Raw]) -> None:
+    """:func:`check_doubled` of the values of an object that may hold objects themselves."""
+    for value in _with_objects(values):
+        check_doubled(value)
+
+
+def doubled_steps(body: bytes) -> Generator[None, None, None]:
+    """:func:`check_doubled` in steps of some milliseconds, for bodies so large that others
+    would wait for all of it.
+
+    :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB.
+    """
+    todo, looked = [body], 0
+    while todo:
+        value = todo.pop()
+        if len(value) <= _PIECE_BYTES:
+            check_doubled(value)
+        elif value.startswith(b"["):
+            todo += _with_objects(_elements(value))
+        else:
+            todo += _with_objects(read_members(value, sys.maxsize).values())
+        looked += len(value)
+        if looked >= _PIECE_BYTES:
+            looked = 0
+            yield
+
+
+def _with_objects(values: Iterable[msgspec.Raw]) -> Sequence[bytes]:
+    structures = [
+        bytes(value) for value in values if len(value) >= _SHORTEST and memoryview(value)[0] in _OPENERS
+    ]
+    return [text for text in structures if b"{" in text]
+
+
+def _refuse_doubled(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise InvalidRequest(f"the key {shown(key)} stands twice in an object of the body", param=cut(key))
+
+
+_read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_doubled).decode

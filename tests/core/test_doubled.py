@@ -1,0 +1,74 @@
+"""Doubled keys inside the members of a body, in one go and in steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.core import doubled
+from llmgw.core.doubled import check_doubled, doubled_steps
+from llmgw.errors import InvalidRequest
+
+CONTENT = 'A long text {with} "marks" and \\ and é. ' * 2000
+MESSAGES = [{"role": "user", "content": CONTENT} for _ in range(50)]
+
+
+def steps(body: bytes) -> int:
+    """How many there were."""
+    return sum(1 for _ in doubled_steps(body))
+
+
+@pytest.mark.parametrize("layout", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
+def test_large_bodies_are_taken_in_steps(layout: tuple[str, str]) -> None:
+    body = json.dumps(
+        {"model": "m", "messages": MESSAGES, "input": [1] * 500_000}, separators=layout
+    ).encode()
+    assert steps(body) >= 5
+
+
+def test_text_alone_is_not_looked_at() -> None:
+    assert steps(json.dumps({"prompt": CONTENT * 40, "model": "m"}).encode()) == 1
+
+
+@pytest.mark.parametrize("name", ["role", "k" * 200])
+@pytest.mark.parametrize("many", [1, 50])
+def test_a_doubled_key_is_found_wherever_it_stands(name: str, many: int) -> None:
+    good = json.dumps([*MESSAGES[:many], {name: 1, "x": CONTENT * 20}]).encode()
+    bad = good.replace(b'"x":', b'"%b": 2, "x":' % name.encode())
+    body = b'{"model": "m", "messages": %b, "y": "' + b"z" * (1 << 20) + b'"}'
+    steps(body % good)
+    with pytest.raises(InvalidRequest, match="stands twice") as caught:
+        steps(body % bad)
+    assert caught.value.param == name[:64]
+
+
+texts = st.recursive(
+    st.sampled_from(["1", '"a"', "null", '"{"', '"\\u0061\\""', "[]", "1e999"]),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda parts: f"[{', '.join(parts)}]")
+        | st.lists(st.tuples(st.sampled_from(['"a"', '"\\u0061"', '"b"', '""']), inner), max_size=3).map(
+            lambda pairs: "{" + ",".join(":".join(pair) for pair in pairs) + "}"
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(texts, st.integers(1, 30))
+def test_steps_say_what_one_look_says(inside: str, piece: int) -> None:
+    body = f'{{"k":{inside},"l":"{"x" * 30}"}}'.encode()
+
+    def verdict(look: object) -> bool:
+        try:
+            look(body)  # type: ignore[operator]
+        except InvalidRequest:
+            return False
+        return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doubled, "_PIECE_BYTES", piece)
+        in_steps = verdict(steps)
+    assert in_steps == verdict(check_doubled)
