@@ -5,7 +5,8 @@ are for who is trusted less, or for a model that is dear. They are looked at onl
 where there are some, in a second reading of the body's top level.
 
 :source: OpenAI API reference (``n``, ``stop``, ``tools``, ``logprobs``,
-    ``response_format``); Anthropic Messages (``output_format``, ``output_config``);
+    ``response_format``, ``include``, lists of prompts); Anthropic Messages
+    (``output_format``, ``output_config``);
     llama.cpp ``tools/server/README.md`` (``n_probs``, ``grammar``, ``json_schema``);
     vLLM (``guided_…``, ``structured_outputs``; ``prompt_logprobs``; -1 logprobs are
     the whole vocabulary) and SGLang (``regex``, ``ebnf``) for what they call a
@@ -16,6 +17,7 @@ where there are some, in a second reading of the body's top level.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +47,11 @@ _NO_GRAMMAR = (None, False, "")
 _SCHEMALESS = (None, "text", "json_object")
 """Types of formats that are built in."""
 
+_NUMBER_OR_END = b"-0123456789]"
+
 _any = msgspec.json.Decoder().decode
+_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_list = re.compile(rb"\[[ \t\r\n]*(.)").match
 
 
 def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
@@ -65,7 +71,8 @@ def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
         return
     found = read_members(body)
     options = _mapping(found.get("options"))
-    _check(caps.max_n, max(ask.n, _whole(found.get("best_of"))), "n")
+    if caps.max_n is not None:
+        _check_answers(caps.max_n, max(ask.n, _whole(found.get("best_of"))), _prompts(found.get("prompt")))
     _check(caps.max_tools, _length(found.get("tools")) + _length(found.get("functions")), "tools")
     stops = [_length(found.get(name)) for name in ("stop", "stop_sequences")]
     _check(caps.max_stop, max(*stops, _items(options.get("stop"))), "stop")
@@ -90,10 +97,31 @@ def _check(most: int | None, count: float, name: str) -> None:
         raise InvalidRequest(f"{name!r} may be {most} at most for this key or model", param=name)
 
 
+def _check_answers(most: int, each: float, prompts: int) -> None:
+    """A list of prompts is answered one by one, each so many times."""
+    _check(most, each, "n")
+    if each * prompts > most:
+        asked = f"{prompts} prompts ask for {max(1, each) * prompts:g} answers"
+        raise InvalidRequest(f"{asked}; {most} are allowed for this key or model", param="prompt")
+
+
+def _prompts(raw: msgspec.Raw | None) -> int:
+    """How many prompts ``prompt`` holds. A list with numbers in it is one, in tokens, and may be long."""
+    begins = None if raw is None else _list(memoryview(raw))
+    if raw is None or begins is None or begins[1] in _NUMBER_OR_END:
+        return 1
+    entries = _entries(raw)
+    return 1 if any(memoryview(each)[0] in _NUMBER_OR_END for each in entries) else len(entries)
+
+
 def _logprobs(found: Mapping[str, msgspec.Raw]) -> float:
-    """How many alternatives for each token are wanted; ``true`` alone is one, and a
-    number below zero all that there are."""
+    """How many alternatives for each token are wanted; ``true`` alone is one, as is a word
+    in ``include``, and a number below zero all that there are."""
     counts = [_whole(found.get(name)) for name in LOGPROBS]
+    included = found.get("include")
+    words = [] if included is None else _any(included)
+    if isinstance(words, list) and any(isinstance(each, str) and "logprobs" in each for each in words):
+        counts.append(1)
     return math.inf if min(counts) < 0 else max(counts)
 
 
