@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from llmgw.core.hold import LoadTimes, Setbacks, remaining_s
 from llmgw.core.member import Standing
-from llmgw.core.placement import Nowhere, Place, Wait, place
+from llmgw.core.placement import LOOK_AGAIN_S, Nowhere, Place, Wait, place
 from llmgw.core.retry import retry_after
 from llmgw.discovery.etcd_client import EtcdOptions, check_etcd_options
 from llmgw.discovery.standing import read_options
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from llmgw.gateway.gateway import Gateway
     from llmgw.store.store import Store
 
+LATE_S = 6.0
+"""For so long a load waits for who only answers late, three looks, before it is given up."""
 TICK_S = 1.0
 NO_ROOM_S = 30.0
 """When to come back for a model that no instance can make room for."""
@@ -252,7 +254,18 @@ class Loads:
             for shelf in self.shelves_of(model)
             if shelf.reachable()
         ]
-        return place(self._size_of(model), instances, now_s, self.config.min_stay_s)
+        decision = place(self._size_of(model), instances, now_s, self.config.min_stay_s)
+        failed = isinstance(decision, Nowhere) and decision.until_s < inf
+        if failed and any(self._is_late(shelf, model, now_s) for shelf in self.shelves_of(model)):
+            return Wait(now_s + LOOK_AGAIN_S, "who could still have it answers late")
+        return decision
+
+    def _is_late(self, shelf: Shelf, model: str, now_s: float) -> bool:
+        """It is there, has not failed ``model``, and has missed a look or two: busy, not gone."""
+        member = shelf.member
+        if member is None or member.down is not None or member.draining or member.removed:
+            return False
+        return 0.0 <= now_s - shelf.late_since_s < LATE_S and self.setbacks.until_s(shelf.id, model) <= now_s
 
     def _is_awaited(self, shelf: Shelf, model: str) -> bool:
         """Requests for what is in memory there have waited longer than those for ``model``."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.logger import Logger
 
 from llmgw.core.placement import Instance, Resident
@@ -43,6 +43,7 @@ class Shelf:
     :ivar changing: room is being made there by us.
     :ivar loading: what we have asked it to load: each fires when it is seen to be loaded.
     :ivar silent: why the last look failed, in words; ``""`` if it did not.
+    :ivar late_since_s: since when looks get no answer in time; ``inf``: they do, or fail at once.
     :ivar foreign: the server is none of the loader's: it has no shelf for now.
     :ivar answered: some look did not fail.
     :ivar rest_until_s: nothing is moved there before: a busy model did not run out.
@@ -70,6 +71,7 @@ class Shelf:
         self.changing = False
         self.loading: dict[str, Deferred[None]] = {}
         self.silent = ""
+        self.late_since_s = inf
         self.foreign = False
         self.answered = False
         self.interval_s = 2.0
@@ -157,10 +159,12 @@ class Shelf:
             elif not foreign and not self.silent:
                 self.log.warn("backend {backend}: cannot tell its models: {why}", backend=self.id, why=silent)
             self.silent = silent
+            late = isinstance(error, TimeoutError)
+            self.late_since_s = min(self.late_since_s, self._clock()) if late else inf
             return
         if self.foreign:
             self.log.info("backend {backend}: its models can be loaded by name", backend=self.id)
-        self.silent, self.foreign = "", False
+        self.silent, self.late_since_s, self.foreign = "", inf, False
         if version == self._version:
             self._take(told)
 

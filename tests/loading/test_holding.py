@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Gateway, Scripted, chat_body, eventually, json_response, post
+from harness import Gateway, Line, Received, Scripted, chat_body, eventually, json_response, post
 from router_brain import RouterBrain, RouterServer, Said
 
 from llmgw.access import credentials, key_file
@@ -220,6 +220,35 @@ def test_a_failed_load_is_tried_on_another_instance(tmp_path: Path) -> None:
         assert Crowd().ask(gateway, "m").result(60).status == 200
         assert len(asked) == 2
         assert (one.brain.loads, other.brain.loads) == (["m"], ["m"])
+
+
+class Late(RouterServer):
+    """It lists its models late, which is no reason to take it for gone."""
+
+    late_s = 0.0
+
+    def _play(self, line: Line, request: Received) -> None:
+        if request.target == "/models":
+            time.sleep(self.late_s)
+        super()._play(line, request)
+
+
+@pytest.mark.parametrize(("late_s", "status"), [(2.5, 200), (60.0, 503)])
+def test_where_one_has_failed_another_that_answers_late_is_waited_for(
+    tmp_path: Path, late_s: float, status: int
+) -> None:
+    bad, late = RouterServer(RouterBrain("m", broken=["m"])), Late(RouterBrain("m"))
+    with closing(bad, late), gateway_before(tmp_path, bad, late) as gateway:
+        eventually(lambda: states(gateway) and states(gateway, "b1"))
+        late.late_s = late_s
+        asked = Crowd().ask(gateway, "m")
+        eventually(lambda: "not again for" in gateway.log)
+        if status == 200:
+            late.late_s = 0.0
+        answer = asked.result(60)
+        assert answer.status == status
+        assert late.brain.loads == (["m"] if status == 200 else [])
+        late.late_s = 0.0
 
 
 def test_an_idle_model_goes_for_another_and_a_busy_one_runs_out_first(tmp_path: Path) -> None:
