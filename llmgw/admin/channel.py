@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 64 << 20
 """The longest body taken: what ``/api/explain`` may be asked about."""
+LENGTH_DIGITS = 15
+"""As on the public listener."""
 HEAD_S = 10.0
 IDLE_S = 60
 LEAST_BODY_S = 30.0
@@ -71,6 +73,17 @@ class AdminChannel(HTTPChannel):
     def lineReceived(self, line: bytes) -> None:
         if not self._refused:
             super().lineReceived(line)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        self.refuse(b"431 Request Header Fields Too Large", b"a line of the head is too long")
+
+    def headerReceived(self, line: bytes) -> bool:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and len(value.strip()) > LENGTH_DIGITS:
+            # Python itself refuses to read thousands of digits, which Twisted does not foresee.
+            self._respondToBadRequestAndDisconnect()
+            return False
+        return bool(super().headerReceived(line))
 
     def rawDataReceived(self, data: bytes) -> None:
         if not self._refused:

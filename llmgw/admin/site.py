@@ -326,6 +326,12 @@ class AdminRequest(Request):
     _left = BODY_BYTES
     _kept = True
 
+    def process(self) -> None:
+        if self.path == b"*":  # OPTIONS about nothing in particular, which Twisted answers with its own name
+            send(self, error_answer(NotFound("no such page")))
+        else:
+            super().process()
+
     def gotLength(self, length: int | None) -> None:
         channel: Any = self.channel
         self._kept = length == 0 or channel.site.resource.admits(self) is None

@@ -477,6 +477,29 @@ def test_the_token_is_compared_in_constant_time(locked: Admin, monkeypatch: pyte
     assert compared == [(TOKEN.encode(), TOKEN.encode())]
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"POST /api/explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 5000, 400),
+        (b"POST /api/explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"0" * 5000, 400),
+        (b"POST /api/explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"1" * 16, 400),
+        (b"POST /api/explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"1" * 15, 413),
+        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000, 431),
+        (b"OPTIONS * HTTP/1.1\r\nHost: localhost", 404),
+    ],
+    ids=lambda value: value[:30].decode() if isinstance(value, bytes) else None,
+)
+def test_odd_heads_are_answered_without_a_fault_of_ours(admin: Admin, head: bytes, status: int) -> None:
+    """And without Twisted's name and version."""
+    channel, transport = admin.connect()
+    channel.dataReceived(head + b"\r\n\r\n")
+    answer = Answer(transport.value())
+    assert answer.status == status
+    assert "server" not in answer.headers
+    channel.connectionLost(Failure(ConnectionLost()))
+
+
 WRONG = {"authorization": "Bearer wrong"}
 
 
