@@ -182,7 +182,8 @@ def main() -> None:
                         if (target.name, job) in failed or (job.startswith("tls") and not target.tls_port):
                             continue
                         try:
-                            raw[target.name].setdefault(job, []).append(measure(stage, target, job))
+                            found = measure(stage, target, job)
+                            raw[target.name].setdefault(job, []).append(found)
                         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
                             failed[target.name, job] = str(error)
     first = running[0].name

@@ -46,7 +46,10 @@ def beside(name: str) -> str:
         for each in told.values():
             figures = each.get(job, {})
             known = "cpu_us" in figures
-            cells.append(f"{_figure(figures['cpu_us'])} ({_figure(figures['ratio'], 2)})" if known else "")
+            without = "none was answered" if "failed" in figures else ""
+            cells.append(
+                f"{_figure(figures['cpu_us'])} ({_figure(figures['ratio'], 2)})" if known else without
+            )
         rows.append([JOBS[job][0], *cells])
     return _rows(*rows)
 

@@ -296,6 +296,19 @@ def litellm(stage: Stage, name: str) -> Target:
     return Target(name, port, stage.run(name, command, port))
 
 
+def portkey(stage: Stage, name: str) -> Target:
+    """Portkey's gateway (npm, 1.15.2), as it comes: no keys, no limits."""
+    port = free_port()
+    script = (
+        HERE / "build" / "portkey" / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
+    )
+    if not script.exists():
+        raise RuntimeError("portkey is not installed")
+    command = [_program("node"), str(script), f"--port={port}", "--headless"]
+    headers = ["x-portkey-provider: openai", f"x-portkey-custom-host: http://127.0.0.1:{stage.mock_port}/v1"]
+    return Target(name, port, stage.run(name, command, port), headers=[HEADER, *headers])
+
+
 PEERS = HERE / "build" / "peers" / "bin"
 """A virtual environment of their own, for the peers that PyPI has (benchmarks/README.md)."""
 
@@ -319,5 +332,6 @@ TARGETS: dict[str, Callable[[Stage, str], Target]] = {
     "vllm-router": vllm_router,
     "sglang-router": sglang_router,
     "litellm": litellm,
+    "portkey": portkey,
 }
 """By the name that ``compare.py`` takes."""
