@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import astuple
 
 from llmgw.core.doubled import check_doubled, check_members
 from llmgw.core.json_rules import (
@@ -42,6 +43,8 @@ __all__ = [
 
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 """Keys that bound the output; the first one present gives ``Ask.max_tokens``."""
+MOST_COUNTED = 4096
+"""Bounds of lists above it are kept by building the list."""
 SESSIONS = ("session_id", "prompt_cache_key")
 """Keys that name a conversation: an own one, and OpenAI's hint for cache affinity."""
 
@@ -84,6 +87,8 @@ _RARE = frozenset((*SESSIONS, *_CHOICES, "return_tokens"))
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
 _OPEN_BRACE, _OPEN_BRACKET, _DOUBLE_QUOTE = b'{["'
+_NUMBER_OR_END = b"-0123456789]"
+_ABSENT = msgspec.Raw()
 _ANY_NUMBER = sys.maxsize
 """Of objects: lists must be short enough whatever else the body holds."""
 _MESSAGES = b'"messages":'
@@ -96,6 +101,7 @@ _decode_string = msgspec.json.Decoder(str).decode
 _decode_integer = msgspec.json.Decoder(int | None).decode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_list = re.compile(rb"\[[ \t\r\n]*(.)").match
 
 
 def read_json(
@@ -161,6 +167,9 @@ def _read(
     messages = found.get("messages")
     if (messages is not None and len(messages) > 2 * limits.messages) or not _LISTS.isdisjoint(found):
         _check_lists(found, limits, body, opened)
+    prompt = found.get("prompt")
+    if prompt is not None and len(prompt) > 2 * limits.messages:
+        _check_prompts(prompt, limits.messages)
     common, rare = not _COMMON.isdisjoint(found), not _RARE.isdisjoint(found)
     output = _output_limits(found) if common else ()
     key, most = output[0] if output else (None, -1)
@@ -229,6 +238,30 @@ def _read_known(around: bytes, limits: BodyLimits, require_model: bool) -> Ask |
         return None  # the whole body will tell why
 
 
+def prompts_in(raw: msgspec.Raw, most: int) -> int:
+    """How many prompts a ``prompt`` holds, each of which is answered by itself; no more than
+    ``most`` and one are counted. A list with numbers in it is one, in tokens, and may be long."""
+    text = memoryview(raw)
+    begins = _list(text)
+    if begins is None or begins[1] in _NUMBER_OR_END:
+        return 1
+    entries = _first(text, most + 1)
+    return 1 if any(memoryview(each)[0] in _NUMBER_OR_END for each in entries) else len(entries)
+
+
+def elements_in(raw: msgspec.Raw, most: int) -> int:
+    """How many elements an array holds; no more than ``most`` and one are counted. 0: it is none."""
+    text = memoryview(raw)
+    return len(_first(text, most + 1)) if text[0] == _OPEN_BRACKET else 0
+
+
+def _first(text: memoryview, most: int) -> list[msgspec.Raw]:
+    """The first elements of an array, ``most`` or fewer."""
+    if most > MOST_COUNTED:
+        return _elements(text)
+    return [each for each in astuple(_row(most, strict=False)(text)) if each]
+
+
 def estimate_tokens(ask: Ask) -> int:
     """Tokens of the prompt, at least 1: one per 3.5 bytes of text."""
     return max(1, -(-2 * ask.prompt_bytes // 7))
@@ -281,6 +314,11 @@ def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: byt
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
 
 
+def _check_prompts(raw: msgspec.Raw, most: int) -> None:
+    if prompts_in(raw, most) > most:
+        raise InvalidRequest(f"'prompt' has more than {most} prompts", param="prompt")
+
+
 def _is_longer(raw: msgspec.Raw | bytes, most: int, opened: int) -> bool:
     """Whether ``raw`` is an array of more than ``most`` elements.
 
@@ -292,7 +330,22 @@ def _is_longer(raw: msgspec.Raw | bytes, most: int, opened: int) -> bool:
     text = memoryview(raw)
     if text[0] != _OPEN_BRACKET or (text[1] == _OPEN_BRACE and opened <= most):
         return False
-    return len(_elements(text)) > most
+    if most > MOST_COUNTED:
+        return len(_elements(text)) > most
+    try:
+        _row(most, strict=True)(text)
+    except msgspec.ValidationError:
+        return True
+    return False
+
+
+@lru_cache(maxsize=16)
+def _row(most: int, *, strict: bool) -> Callable[[memoryview], msgspec.Struct]:
+    """Reads an array as so many fields: what is behind them is not built, and if ``strict`` not
+    even looked at. A list of millions of empty strings is a few megabytes, and was a gigabyte."""
+    names = [(f"e{index}", msgspec.Raw, _ABSENT) for index in range(most)]
+    row = msgspec.defstruct("_Row", names, array_like=True, forbid_unknown_fields=strict, frozen=True)
+    return msgspec.json.Decoder(row).decode
 
 
 def _choices(found: Mapping[str, msgspec.Raw], most: int) -> int:

@@ -17,13 +17,12 @@ where there are some, in a second reading of the body's top level.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from llmgw.core.body import Ask
+from llmgw.core.body import Ask, elements_in, prompts_in
 from llmgw.core.json_rules import read_members
 from llmgw.errors import InvalidRequest
 from llmgw.values import Caps
@@ -42,16 +41,16 @@ GRAMMARS = (
 """Top-level keys that make a backend compile what the client wrote."""
 LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs")
 """Top-level keys that ask for the probabilities of tokens."""
-_NO_GRAMMAR = (None, False, "")
+_NO_GRAMMAR = (b"null", b"false", b'""')
 """What stands for no grammar at all; an empty schema is one, for any JSON."""
 _SCHEMALESS = (None, "text", "json_object")
 """Types of formats that are built in."""
 
-_NUMBER_OR_END = b"-0123456789]"
+MOST_OBJECT_BYTES = 1 << 18
+"""Objects that are built to be looked into are no longer; what stays as it came may be."""
+_OPEN_BRACE, _DOUBLE_QUOTE = b'{"'
 
 _any = msgspec.json.Decoder().decode
-_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_list = re.compile(rb"\[[ \t\r\n]*(.)").match
 
 
 def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
@@ -70,12 +69,15 @@ def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
     if not body:
         return
     found = read_members(body)
-    options = _mapping(found.get("options"))
     if caps.max_n is not None:
-        _check_answers(caps.max_n, max(ask.n, _whole(found.get("best_of"))), _prompts(found.get("prompt")))
-    _check(caps.max_tools, _length(found.get("tools")) + _length(found.get("functions")), "tools")
-    stops = [_length(found.get(name)) for name in ("stop", "stop_sequences")]
-    _check(caps.max_stop, max(*stops, _items(options.get("stop"))), "stop")
+        _check_answers(caps.max_n, max(ask.n, _whole(found.get("best_of"))), found.get("prompt"))
+    if caps.max_tools is not None:
+        tools = [_length(found.get(name), caps.max_tools) for name in ("tools", "functions")]
+        _check(caps.max_tools, sum(tools), "tools")
+    if caps.max_stop is not None:
+        stops = [_length(found.get(name), caps.max_stop) for name in ("stop", "stop_sequences")]
+        stops.append(_items(_mapping(found, "options").get("stop")))
+        _check(caps.max_stop, max(stops), "stop")
     if caps.max_logprobs is not None:
         _check(caps.max_logprobs, _logprobs(found), "logprobs")
     if caps.grammar is False:
@@ -85,33 +87,26 @@ def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
 def clamp_options(body: bytes, most: int) -> dict[str, object]:
     """Changes for :func:`~llmgw.core.splicing.splice` after which Ollama's ``options.num_predict``
     is at most ``most``; zero and below mean no limit there."""
-    options = _mapping(read_members(body).get("options"))
+    options = _mapping(read_members(body), "options")
     wanted = options.get("num_predict")
     if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 < wanted <= most:
         return {}
     return {"options": {**options, "num_predict": most}}
 
 
-def _check(most: int | None, count: float, name: str) -> None:
-    if most is not None and count > most:
+def _check(most: int, count: float, name: str) -> None:
+    if count > most:
         raise InvalidRequest(f"{name!r} may be {most} at most for this key or model", param=name)
 
 
-def _check_answers(most: int, each: float, prompts: int) -> None:
+def _check_answers(most: int, each: float, prompt: msgspec.Raw | None) -> None:
     """A list of prompts is answered one by one, each so many times."""
     _check(most, each, "n")
-    if each * prompts > most:
-        asked = f"{prompts} prompts ask for {max(1, each) * prompts:g} answers"
-        raise InvalidRequest(f"{asked}; {most} are allowed for this key or model", param="prompt")
-
-
-def _prompts(raw: msgspec.Raw | None) -> int:
-    """How many prompts ``prompt`` holds. A list with numbers in it is one, in tokens, and may be long."""
-    begins = None if raw is None else _list(memoryview(raw))
-    if raw is None or begins is None or begins[1] in _NUMBER_OR_END:
-        return 1
-    entries = _entries(raw)
-    return 1 if any(memoryview(each)[0] in _NUMBER_OR_END for each in entries) else len(entries)
+    if prompt is not None and each * prompts_in(prompt, most) > most:
+        raise InvalidRequest(
+            f"the prompts ask for more than {most} answers, which is all for this key or model",
+            param="prompt",
+        )
 
 
 def _logprobs(found: Mapping[str, msgspec.Raw]) -> float:
@@ -119,46 +114,61 @@ def _logprobs(found: Mapping[str, msgspec.Raw]) -> float:
     in ``include``, and a number below zero all that there are."""
     counts = [_whole(found.get(name)) for name in LOGPROBS]
     included = found.get("include")
-    words = [] if included is None else _any(included)
-    if isinstance(words, list) and any(isinstance(each, str) and "logprobs" in each for each in words):
+    if included is not None and _includes_logprobs(included):
         counts.append(1)
     return math.inf if min(counts) < 0 else max(counts)
 
 
+def _includes_logprobs(raw: msgspec.Raw) -> bool:
+    if len(raw) > MOST_OBJECT_BYTES:
+        return True  # nobody can say otherwise at a fair price
+    words = _any(raw)
+    return isinstance(words, list) and any(isinstance(each, str) and "logprobs" in each for each in words)
+
+
 def _check_grammar(found: Mapping[str, msgspec.Raw]) -> None:
     for name in GRAMMARS:
-        if name in found and _any(found[name]) not in _NO_GRAMMAR:
+        if name in found and bytes(memoryview(found[name])[:6]) not in _NO_GRAMMAR:
             raise InvalidRequest(f"{name!r} is not allowed for this key or model", param=name)
     for name, format in (
-        ("response_format", _mapping(found.get("response_format"))),
-        ("text", _mapping(found.get("text")).get("format")),
-        ("output_format", _mapping(found.get("output_format"))),
-        ("output_config", _mapping(found.get("output_config")).get("format")),
+        ("response_format", _mapping(found, "response_format")),
+        ("text", _mapping(found, "text").get("format")),
+        ("output_format", _mapping(found, "output_format")),
+        ("output_config", _mapping(found, "output_config").get("format")),
     ):
         if isinstance(format, dict) and (format.get("type") not in _SCHEMALESS or "schema" in format):
             raise InvalidRequest(f"{name!r} with a schema is not allowed for this key or model", param=name)
     format = found.get("format")
-    if format is not None and isinstance(_any(format), dict):  # Ollama: a schema, where "json" is a word
+    if format is not None and memoryview(format)[0] == _OPEN_BRACE:  # Ollama: a schema
         raise InvalidRequest("'format' with a schema is not allowed for this key or model", param="format")
 
 
 def _whole(raw: msgspec.Raw | None) -> float:
     """A number that stands for a count; ``true`` is 1, and what is no number is 0."""
-    value = None if raw is None else _any(raw)
+    value = None if raw is None or len(raw) > MOST_OBJECT_BYTES else _any(raw)
     return value if isinstance(value, int | float) else 0
 
 
-def _length(raw: msgspec.Raw | None) -> int:
-    return 0 if raw is None else _items(_any(raw))
+def _length(raw: msgspec.Raw | None, most: int) -> int:
+    """Entries of a list, one more than ``most`` at most; a bare string is one."""
+    if raw is None or memoryview(raw)[0] != _DOUBLE_QUOTE:
+        return 0 if raw is None else elements_in(raw, most)
+    return int(len(raw) > len('""'))
 
 
 def _items(value: Any) -> int:
-    """Entries of a list; a bare string is one."""
+    """As :func:`_length`."""
     if isinstance(value, list):
         return len(value)
     return 1 if isinstance(value, str) and value else 0
 
 
-def _mapping(raw: msgspec.Raw | None) -> dict[str, Any]:
-    value = None if raw is None else _any(raw)
-    return value if isinstance(value, dict) else {}
+def _mapping(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, Any]:
+    """:raise InvalidRequest: it is longer than anything that is meant there."""
+    raw = found.get(name)
+    if raw is None or memoryview(raw)[0] != _OPEN_BRACE:
+        return {}
+    if len(raw) > MOST_OBJECT_BYTES:
+        raise InvalidRequest(f"{name!r} is longer than {MOST_OBJECT_BYTES} bytes", param=name)
+    value: dict[str, Any] = _any(raw)
+    return value

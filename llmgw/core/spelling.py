@@ -27,6 +27,7 @@ READ = frozenset(
         "guided_json",
         "guided_regex",
         "id_slot",
+        "include",
         "input",
         "json_schema",
         "logprobs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tracemalloc
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -709,6 +710,37 @@ def test_a_name_longer_than_any_is_one_that_nobody_serves(name):
     assert caught.value.param == "model"
     assert 256 < len(caught.value.message) < 600
     assert "257" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["stop", "messages", "prompt", "tools"])
+def test_a_list_of_millions_is_refused_without_being_built(name):
+    """Where commas are not counted, as lists of tokens are long."""
+    body = b'{"model":"m","%b":[%b"x"]}' % (name.encode(), b'"",' * 3_000_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest, match="has more than") as refused:
+            read_json(body, exempt=True)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert refused.value.param == name
+    assert most < 4 * len(body)
+
+
+def test_a_list_of_prompts_is_bounded_and_one_of_tokens_is_not():
+    limits = BodyLimits(messages=3)
+    for prompt in (["a"] * 4, [[1, 2]] * 4, ["a", [1], "b", "c"]):
+        with pytest.raises(InvalidRequest, match="more than 3 prompts"):
+            read_json(json.dumps({"model": "m", "prompt": prompt}).encode(), limits)
+    for prompt in (["a"] * 3, [1] * 9, ["a", 5, "b", "c"], "a long prompt", [], {"a": "b, c, d"}):
+        read_json(json.dumps({"model": "m", "prompt": prompt}).encode(), limits)
+
+
+def test_bounds_too_large_to_be_counted_hold_too():
+    limits = BodyLimits(messages=5000)
+    read_json(json.dumps({"model": "m", "messages": [1] * 5000}).encode(), limits)
+    with pytest.raises(InvalidRequest, match="more than 5000"):
+        read_json(json.dumps({"model": "m", "messages": [1] * 5001}).encode(), limits)
 
 
 @pytest.mark.parametrize("count", [3, 24, 25, 200])

@@ -52,6 +52,8 @@ def test_a_body_with_such_a_key_is_refused(text: str) -> None:
 
 def test_none_that_is_read_is_forgotten() -> None:
     texts = [Path(module.__file__).read_text() for module in (body, caps, prompt)]
-    literal = {name for text in texts for name in re.findall(r'found\.get\("(\w+)"', text)}
+    reads = r'(?:found\.get\(|_mapping\([^"]+, )"(\w+)"'
+    literal = {name for text in texts for name in re.findall(reads, text)}
+    assert {"include", "options", "output_config", "prompt"} <= literal
     named = {*caps.GRAMMARS, *caps.LOGPROBS, *body.OUTPUT_LIMITS, *body.SESSIONS}
     assert literal | named <= READ
