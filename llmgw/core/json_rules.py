@@ -82,7 +82,7 @@ _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\
 
 _FOLD = bytes.maketrans(b"[]", b"{}")
 _NESTING_ONLY = bytes(byte for byte in range(256) if byte not in b'{}[]"')
-_WITH_COMMAS = bytes(byte for byte in range(256) if byte not in b'{}[]",')
+_WITH = {kept: bytes(byte for byte in range(256) if byte not in b'{}[]"' + kept) for kept in (b",", b":")}
 _STEP = bytes(1 if byte == 0x7B else 255 for byte in range(256))  # read as signed: +1, -1
 _DIGITS = bytes.maketrans(b"0123456789", b"0000000000")
 
@@ -124,8 +124,8 @@ def few_openers(body: bytes, limits: BodyLimits) -> int | None:
 def check_shape(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Shape:
     """Refuse what nests too deeply, has too much structure, or too long numbers.
 
-    :param exempt: do not count commas: embeddings and token arrays are long
-        flat lists. Brackets stay counted, for they are what costs memory.
+    :param exempt: count colons in place of commas: embeddings and token arrays are long
+        flat lists. Brackets and members of objects stay counted, for they are what costs memory.
     :raise InvalidRequest: naming the limit.
     """
     steps = shape_steps(body, limits, exempt=exempt)
@@ -142,10 +142,11 @@ def shape_steps(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Gen
     others would wait for all of it: 20 MB of escapes take a tenth of a second."""
     size = len(body)
     looked = 0
-    # So short a body cannot break the limit, and text without commas is less to look at.
-    with_commas = size > limits.structural and not exempt
-    drop = _WITH_COMMAS if with_commas else _NESTING_ONLY
-    opened = commas = depth = opaque = position = 0
+    # So short a body cannot break the limit, and text without separators is less to look at.
+    separator = b":" if exempt else b","
+    with_separators = size > limits.structural
+    drop = _WITH[separator] if with_separators else _NESTING_ONLY
+    opened = separators = depth = opaque = position = 0
     in_string = False
     while position < size:
         if in_string:
@@ -162,10 +163,10 @@ def shape_steps(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Gen
         if outside:
             up = outside.count(b"{")
             opened += up
-            if with_commas:
-                commas += outside.count(b",")
-                outside = outside.translate(None, b",")
-            if opened + commas > limits.structural:
+            if with_separators:
+                separators += outside.count(separator)
+                outside = outside.translate(None, separator)
+            if opened + separators > limits.structural:
                 raise InvalidRequest(f"the body has more than {limits.structural} structural characters")
             if depth + _highest(outside, limits.depth - depth) > limits.depth:
                 raise InvalidRequest(f"the body is nested deeper than {limits.depth}")

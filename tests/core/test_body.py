@@ -712,6 +712,17 @@ def test_a_name_longer_than_any_is_one_that_nobody_serves(name):
     assert "257" not in caught.value.message
 
 
+def test_members_are_counted_where_commas_are_not():
+    """A million of keys in one object took a second to look through."""
+    wide = b'{"model":"m","x":{%b}}'
+    body = wide % b",".join(b'"k%d":1' % number for number in range(100_000))
+    for exempt in (True, False):
+        with pytest.raises(InvalidRequest, match="structural"):
+            read_json(body, exempt=exempt)
+    in_strings = wide % (b'"k":"%b","l":[%b1]' % (b'a: b, c: \\"d\\": ' * 20_000, b"1," * 200_000))
+    assert read_json(in_strings, exempt=True).model == "m"
+
+
 @pytest.mark.parametrize("name", ["stop", "messages", "prompt", "tools"])
 def test_a_list_of_millions_is_refused_without_being_built(name):
     """Where commas are not counted, as lists of tokens are long."""
