@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from llmgw.core.json_rules import cut, read_members, shown
+from llmgw.core.json_rules import BodyLimits, cut, read_members, shape_steps, shown
 from llmgw.errors import InvalidRequest
 
 _PIECE_BYTES = 1 << 20
@@ -57,11 +57,12 @@ def check_members(values: Iterable[msgspec.Raw]) -> None:
         check_doubled(value)
 
 
-def doubled_steps(body: bytes) -> Generator[None, None, None]:
+def doubled_steps(body: bytes, limits: BodyLimits) -> Generator[None, None, None]:
     """:func:`check_doubled` in steps of some milliseconds, for bodies so large that others
     would wait for all of it.
 
-    :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB.
+    :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB;
+        and for a list of so many elements, one of which holds an object: long are lists of numbers.
     """
     todo, looked = [body], 0
     while todo:
@@ -69,6 +70,7 @@ def doubled_steps(body: bytes) -> Generator[None, None, None]:
         if len(value) <= _PIECE_BYTES:
             check_doubled(value)
         elif value.startswith(b"["):
+            yield from shape_steps(value, limits)
             todo += _with_objects(_elements(value))
         else:
             todo += _with_objects(read_members(value, sys.maxsize).values())

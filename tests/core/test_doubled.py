@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llmgw.core import doubled
 from llmgw.core.doubled import check_doubled, doubled_steps
+from llmgw.core.json_rules import BodyLimits
 from llmgw.errors import InvalidRequest
 
 CONTENT = 'A long text {with} "marks" and \\ and é. ' * 2000
@@ -18,7 +19,7 @@ MESSAGES = [{"role": "user", "content": CONTENT} for _ in range(50)]
 
 def steps(body: bytes) -> int:
     """How many there were."""
-    return sum(1 for _ in doubled_steps(body))
+    return sum(1 for _ in doubled_steps(body, BodyLimits()))
 
 
 @pytest.mark.parametrize("layout", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
@@ -72,3 +73,10 @@ def test_steps_say_what_one_look_says(inside: str, piece: int) -> None:
         patch.setattr(doubled, "_PIECE_BYTES", piece)
         in_steps = verdict(steps)
     assert in_steps == verdict(check_doubled)
+
+
+def test_a_list_of_millions_with_an_object_in_it_is_not_taken_apart() -> None:
+    """That took seconds; long are the lists that hold numbers alone, and those are passed over."""
+    with pytest.raises(InvalidRequest, match="structural"):
+        steps(b'{"x":[{},%b1]}' % (b"1," * 1_000_000))
+    assert steps(b'{"x":[%b1],"y":{"z":[]}}' % (b"1," * 1_000_000)) > 0
