@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
@@ -89,8 +90,7 @@ def _with_objects(values: Iterable[msgspec.Raw]) -> Sequence[bytes]:
 
 def _refuse_doubled(pairs: list[tuple[str, Any]]) -> None:
     if len(dict(pairs)) < len(pairs):
-        keys = [key for key, _ in pairs]
-        key = next(key for place, key in enumerate(keys) if key in keys[:place])
+        key, _ = next(filter(lambda counted: counted[1] > 1, Counter(key for key, _ in pairs).items()))
         raise InvalidRequest(f"the key {shown(key)} stands twice in an object of the body", param=cut(key))
 
 

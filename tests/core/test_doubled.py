@@ -80,3 +80,10 @@ def test_a_list_of_millions_with_an_object_in_it_is_not_taken_apart() -> None:
     with pytest.raises(InvalidRequest, match="structural"):
         steps(b'{"x":[{},%b1]}' % (b"1," * 1_000_000))
     assert steps(b'{"x":[%b1],"y":{"z":[]}}' % (b"1," * 1_000_000)) > 0
+
+
+def test_the_last_of_very_many_keys_is_named_as_quickly_as_the_first() -> None:
+    """To compare each with each would take minutes."""
+    keys = [f'"{n}": 0' for n in range(90_000)]
+    with pytest.raises(InvalidRequest, match="'89999' stands twice"):
+        check_doubled(("{" + ", ".join([*keys, keys[-1]]) + "}").encode())
