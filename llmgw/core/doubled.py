@@ -58,24 +58,30 @@ def check_members(values: Iterable[msgspec.Raw]) -> None:
         check_doubled(value)
 
 
-def doubled_steps(body: bytes, limits: BodyLimits) -> Generator[None, None, None]:
+def doubled_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator[None, None, None]:
     """:func:`check_doubled` in steps of some milliseconds, for bodies so large that others
     would wait for all of it.
 
+    :param uncounted: the limits of a body whose commas were not counted.
     :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB;
         and for a list of so many elements, one of which holds an object: long are lists of numbers.
     """
     todo, looked = [body], 0
     while todo:
         value = todo.pop()
+        looked += len(value)
         if len(value) <= _PIECE_BYTES:
             check_doubled(value)
-        elif value.startswith(b"["):
-            yield from shape_steps(value, limits)
-            todo += _with_objects(_elements(value))
         else:
-            todo += _with_objects(read_members(value, sys.maxsize).values())
-        looked += len(value)
+            inside: Iterable[msgspec.Raw]
+            if value.startswith(b"["):
+                if uncounted is not None:
+                    yield from shape_steps(value, uncounted)
+                inside = _elements(value)
+            else:
+                inside = read_members(value, sys.maxsize).values()
+            yield  # what follows copies as much again
+            todo += _with_objects(inside)
         if looked >= _PIECE_BYTES:
             looked = 0
             yield

@@ -55,7 +55,7 @@ async def read_request(gateway: Gateway, incoming: Incoming, route: Route, accou
     parsed = read_json(body, limits, exempt=route.exempt, require_model=route.needs_model, shape=shape)
     if shape is not None:
         await deferLater(gateway.reactor, 0)
-        await _in_turns(gateway, doubled_steps(body, gateway.body_limits))
+        await _in_turns(gateway, doubled_steps(body, limits if route.exempt else None))
     return Outgoing(route, body, b"application/json", parsed)
 
 
