@@ -49,8 +49,11 @@ _SCHEMALESS = (None, "text", "json_object")
 MOST_OBJECT_BYTES = 1 << 18
 """Objects that are built to be looked into are no longer; what stays as it came may be."""
 _OPEN_BRACE, _DOUBLE_QUOTE = b'{"'
+_NULL = msgspec.Raw(b"null")
 
-_any = msgspec.json.Decoder().decode
+_any = msgspec.json.Decoder(float_hook=float).decode
+"""``1e999`` is JSON, and more than any cap."""
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
@@ -87,8 +90,8 @@ def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
 def clamp_options(body: bytes, most: int) -> dict[str, object]:
     """Changes for :func:`~llmgw.core.splicing.splice` after which Ollama's ``options.num_predict``
     is at most ``most``; zero and below mean no limit there."""
-    options = _mapping(read_members(body), "options")
-    wanted = options.get("num_predict")
+    options = _members(read_members(body), "options")
+    wanted = _any(options.get("num_predict", _NULL))
     if isinstance(wanted, int) and not isinstance(wanted, bool) and 0 < wanted <= most:
         return {}
     return {"options": {**options, "num_predict": most}}
@@ -164,11 +167,18 @@ def _items(value: Any) -> int:
 
 
 def _mapping(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, Any]:
-    """:raise InvalidRequest: it is longer than anything that is meant there."""
+    """What an object holds; nothing, if it is none.
+
+    :raise InvalidRequest: it is longer than anything that is meant there.
+    """
+    return {key: _any(raw) for key, raw in _members(found, name).items()}
+
+
+def _members(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, msgspec.Raw]:
+    """As :func:`_mapping`, each value as it came."""
     raw = found.get(name)
     if raw is None or memoryview(raw)[0] != _OPEN_BRACE:
         return {}
     if len(raw) > MOST_OBJECT_BYTES:
         raise InvalidRequest(f"{name!r} is longer than {MOST_OBJECT_BYTES} bytes", param=name)
-    value: dict[str, Any] = _any(raw)
-    return value
+    return _objects(raw)

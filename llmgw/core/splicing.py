@@ -20,7 +20,8 @@ REMOVE: Final = object()
 """As a value for :func:`splice`: the member goes."""
 _KEEP: Final = object()
 
-_decode = msgspec.json.Decoder().decode
+_OPEN_BRACE = b"{"[0]
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -79,11 +80,12 @@ def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, obje
 def asking_usage(body: bytes) -> dict[str, object]:
     """Changes for :func:`splice` after which the stream ends with its usage.
 
-    What else the client wants of ``stream_options`` stays, but for vLLM's running
+    What else the client wants of ``stream_options`` stays as it came, but for vLLM's running
     totals: they come in events of their own right, and count only beside ``include_usage``.
     """
     given = read_members(body).get("stream_options")
-    options = None if given is None else _decode(given)
-    wanted = options if isinstance(options, dict) else {}
+    wanted: dict[str, object] = {}
+    if given is not None and memoryview(given)[0] == _OPEN_BRACE:
+        wanted |= _members(given)
     wanted.pop("continuous_usage_stats", None)
     return {"stream_options": {**wanted, "include_usage": True}}

@@ -126,20 +126,21 @@ def test_a_count_that_is_no_integer_is_refused(name, value):
 @pytest.mark.parametrize(
     ("value", "wanted", "asking"),
     [
-        ("{}", False, {"include_usage": True}),
-        ('{"include_usage":true}', True, {"include_usage": True}),
-        ('{"include_usage": false}', False, {"include_usage": True}),
-        ('{"include_usage":1,"more":2}', False, {"include_usage": True, "more": 2}),
-        ('{"continuous_usage_stats":true}', False, {"include_usage": True}),
-        ("null", False, {"include_usage": True}),
-        ("[]", False, {"include_usage": True}),
-        ('"include_usage"', False, {"include_usage": True}),
+        ("{}", False, '{"include_usage":true}'),
+        ('{"include_usage":true}', True, '{"include_usage":true}'),
+        ('{"include_usage": false}', False, '{"include_usage":true}'),
+        ('{"include_usage":1,"more":2}', False, '{"include_usage":true,"more":2}'),
+        ('{"more":[1e999, 1.50]}', False, '{"more":[1e999, 1.50],"include_usage":true}'),
+        ('{"continuous_usage_stats":true}', False, '{"include_usage":true}'),
+        ("null", False, '{"include_usage":true}'),
+        ("[]", False, '{"include_usage":true}'),
+        ('"include_usage"', False, '{"include_usage":true}'),
     ],
 )
 def test_stream_options(value, wanted, asking):
     body = b'{"model":"m","stream_options":%b}' % value.encode()
     assert read_json(body).include_usage == wanted
-    assert asking_usage(body) == {"stream_options": asking}
+    assert splice(body, asking_usage(body)) == body.replace(value.encode(), asking.encode())
     assert asking_usage(b'{"model":"m"}') == {"stream_options": {"include_usage": True}}
 
 

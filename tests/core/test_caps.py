@@ -9,6 +9,7 @@ import pytest
 
 from llmgw.core.body import read_json
 from llmgw.core.caps import GRAMMARS, check_caps, clamp_options
+from llmgw.core.splicing import splice
 from llmgw.errors import InvalidRequest
 from llmgw.values import Caps
 
@@ -135,7 +136,30 @@ def test_a_long_prompt_is_refused_whatever_the_body_is() -> None:
 )
 def test_ollamas_limit_is_inside_its_options(options: Any, changed: Any) -> None:
     body = json.dumps({"model": "m", "options": options}).encode()
-    assert clamp_options(body, 100) == ({} if changed is None else {"options": changed})
+    changes = clamp_options(body, 100)
+    assert (changes == {}) == (changed is None)
+    assert json.loads(splice(body, changes))["options"] == (changed or options)
+
+
+def test_a_number_beyond_all_is_more_than_any_cap() -> None:
+    """It is JSON, though no float: what is a count is refused, and what is none stays as it came."""
+
+    def refuse(caps: Caps, members: bytes) -> str | None:
+        body = b'{"model":"m",%b}' % members
+        with pytest.raises(InvalidRequest) as caught:
+            check_caps(caps, read_json(body), 1, body)
+        return caught.value.param
+
+    everything = Caps(max_n=8, max_tools=8, max_stop=8, max_logprobs=8, grammar=False)
+    assert refuse(everything, b'"best_of":1e999') == "n"
+    assert refuse(everything, b'"n_probs":1e999') == "logprobs"
+    assert refuse(everything, b'"top_logprobs":-1e999') == "logprobs"
+    rest = b'"include":[1e999],"text":{"a":-1e999,"format":{"b":1e999}}'
+    body = b'{"model":"m",%b,"options":{"num_predict":1e999,"top_k":[1e999, 1.50]}}' % rest
+    check_caps(everything, read_json(body), 1, body)
+    assert splice(body, clamp_options(body, 9)) == body.replace(
+        b'{"num_predict":1e999,"top_k":[1e999, 1.50]}', b'{"num_predict":9,"top_k":[1e999, 1.50]}'
+    )
 
 
 def test_the_tightest_of_several() -> None:

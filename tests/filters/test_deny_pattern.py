@@ -57,6 +57,11 @@ def test_escapes_hide_nothing() -> None:
     assert denied({"words": ["a/b"]}, b'{"prompt":"a\\/b"}')
 
 
+def test_numbers_that_no_float_holds_hide_nothing() -> None:
+    assert denied({"words": ["bomb"]}, b'{"seed":1e999,"prompt":"\\u0062omb"}')
+    assert denied({"words": ["bomb"]}, b'{"seed":-1e999,"prompt":"boat"}') is None
+
+
 def test_images_are_passed_by_and_keys_are_not() -> None:
     assert denied({"words": ["bomb"]}, {"image_url": {"url": "data:image/png;base64,bomb"}}) is None
     assert denied({"words": ["bomb"]}, {"bomb": 1})
