@@ -66,22 +66,23 @@ def doubled_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator
     :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB;
         and for a list of so many elements, one of which holds an object: long are lists of numbers.
     """
-    todo, looked = [body], 0
+    todo, looked = [(body, uncounted)], 0
     while todo:
-        value = todo.pop()
+        value, limits = todo.pop()
         looked += len(value)
         if len(value) <= _PIECE_BYTES:
             check_doubled(value)
         else:
             inside: Iterable[msgspec.Raw]
             if value.startswith(b"["):
-                if uncounted is not None:
-                    yield from shape_steps(value, uncounted)
+                if limits is not None:
+                    yield from shape_steps(value, limits)
+                    limits = None  # the lists inside have been counted, too
                 inside = _elements(value)
             else:
                 inside = read_members(value, sys.maxsize).values()
             yield  # what follows copies as much again
-            todo += _with_objects(inside)
+            todo += [(text, limits) for text in _with_objects(inside)]
         if looked >= _PIECE_BYTES:
             looked = 0
             yield

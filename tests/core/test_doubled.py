@@ -82,6 +82,13 @@ def test_a_list_of_millions_with_an_object_in_it_is_not_taken_apart() -> None:
     assert steps(b'{"x":[%b1],"y":{"z":[]}}' % (b"1," * 1_000_000), BodyLimits()) > 0
 
 
+def test_lists_inside_each_other_are_counted_once() -> None:
+    """The innermost of sixty was looked through sixty times."""
+    text = b'"%b"' % (rb"\"{" * 700_000)
+    body = b'{"x":%b%b,{}%b}' % (b"[" * 60, text, b"]" * 60)
+    assert steps(body, BodyLimits()) < steps(body) + 5
+
+
 def test_the_last_of_very_many_keys_is_named_as_quickly_as_the_first() -> None:
     """To compare each with each would take minutes."""
     keys = [f'"{n}": 0' for n in range(90_000)]
