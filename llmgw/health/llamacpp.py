@@ -140,7 +140,8 @@ class LlamaCppHealth(Looks):
             known = replace(known, **self._facts_of(status, raw))
             if status == 404 and raw.strip() == GOS_OWN_404:
                 status, raw = await self._tell("/")
-                if status == 200 and raw.strip() == OLLAMAS_PAGE:
+                stays = not status and self._known.kind == "ollama"
+                if stays or (status == 200 and raw.strip() == OLLAMAS_PAGE):
                     known = replace(known, kind="ollama")
         status, raw = await self._tell("/v1/models")
         if status:

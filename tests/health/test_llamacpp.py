@@ -241,6 +241,15 @@ def test_a_server_that_is_none_in_go_is_not_asked_for_its_page(props: Answer) ->
     assert not watch.asked()["/"]
 
 
+def test_an_ollama_that_is_once_late_with_its_page_is_one_still() -> None:
+    watch = Watch(OLLAMA)
+    watch.target.answers["/"] = None
+    assert watch.run(120).kind == "ollama"
+    watch.stop()
+    assert watch.asked()["/"] > 1
+    assert {report.kind for report in watch.reports} == {"ollama"}
+
+
 def test_an_ollama_that_gives_way_to_a_llama_server_is_one_no_more() -> None:
     watch = Watch(OLLAMA)
     watch.target.answers.update(HEALTHY)
