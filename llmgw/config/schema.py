@@ -84,7 +84,7 @@ class Limits(Struct, frozen=True):
     header_count: Count = 100
     body_bytes: Size = 64 << 20
     body_total_bytes: Size = 512 << 20
-    json_depth: Annotated[int, Rule(least=4, most=1000)] = 64
+    json_depth: Annotated[int, Rule(least=4, most=500)] = 64
     json_structural: Count = 100_000
     json_digits: Annotated[int, Rule(least=1, most=4000)] = 64
     messages: Count = 2048

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
-from llmgw.core.body import read_json
+from llmgw.config.schema import Limits
+from llmgw.core.body import BodyLimits, read_json
 from llmgw.core.caps import GRAMMARS, check_caps, clamp_options
 from llmgw.core.splicing import splice
 from llmgw.errors import InvalidRequest
@@ -160,6 +161,24 @@ def test_a_number_beyond_all_is_more_than_any_cap() -> None:
     assert splice(body, clamp_options(body, 9)) == body.replace(
         b'{"num_predict":1e999,"top_k":[1e999, 1.50]}', b'{"num_predict":9,"top_k":[1e999, 1.50]}'
     )
+
+
+def test_the_deepest_body_that_may_be_configured_is_read_to_its_bottom() -> None:
+    """Parsers count Python's calls, too, of which a gateway has some dozens under way."""
+    (rule,) = get_type_hints(Limits, include_extras=True)["json_depth"].__metadata__
+    levels = rule.most - 3
+
+    def read(calls: int) -> None:
+        if calls:
+            read(calls - 1)
+        else:
+            check_caps(Caps(max_logprobs=0, grammar=False), read_json(body, limits), 1, body)
+
+    for opener, closer in ((b"[", b"]"), (b'{"a": ', b"}")):
+        deep = b"[{}, %b1%b]" % (opener * levels, closer * levels)
+        body = b'{"model":"m","logprobs":%b,"text":{"format":%b}}' % (deep, deep)
+        limits = BodyLimits(depth=rule.most)
+        read(100)
 
 
 def test_the_tightest_of_several() -> None:
