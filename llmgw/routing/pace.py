@@ -46,9 +46,12 @@ class Flight(Struct):
     :param distance: class of how long ago that was read.
     :param slot: which was asked for.
     :param ahead: tokens that others were waiting to have read.
-    :param beside: requests that were there, this one included.
+    :param beside: streams that were there while its own ran, this one included.
     :param expected_s: predicted time to first token for a backend as it usually is.
     :param waited: it had to wait for a slot.
+    :param first_s: when its first token came.
+    :param streams_s: sum of the streams' times there until then.
+    :param stood_s: time for which streams stood still until then; at the end, for which its own one did.
     """
 
     backend_id: str
@@ -64,6 +67,9 @@ class Flight(Struct):
     started_s: float = 0.0
     ttft_s: float | None = None
     waited: bool = False
+    first_s: float = 0.0
+    streams_s: float = 0.0
+    stood_s: float = 0.0
 
 
 class Pace:

@@ -185,6 +185,47 @@ def test_a_cache_that_was_gone_is_no_slowness() -> None:
     assert lane.slowness(whole_s) == pytest.approx(1.0, abs=0.01)
 
 
+def test_the_time_of_an_output_token_is_learned_apart_from_what_stops_it() -> None:
+    """A stream stands still while other prompts are read: that is no slow machine."""
+    play = Play({"one": 1000.0})
+    for _ in range(60):  # of four streams at once each loses a second and a half to those that follow it
+        begun = []
+        for number in range(4):
+            play.ask(500)
+            id, begun_s = f"r{play.count}", play.now_s
+            play.router.observe(Started(id, "one", begun_s))
+            play.now_s += 0.5
+            play.router.observe(FirstToken(id, "one", play.now_s, 0.5))
+            begun.append((id, begun_s, 0.5 * (3 - number)))
+        now_s = play.now_s
+        for id, begun_s, stood_s in begun:
+            play.now_s = max(play.now_s, now_s + 1.0)
+            seconds = play.now_s - begun_s
+            tokens = 1 + round((seconds - 0.5 - stood_s) / 0.02)
+            play.router.observe(Finished(id, "one", play.now_s, True, "done", seconds, 500, 0, tokens, 0.5))
+    stepping = play.lane("one").speed.stepping
+    assert stepping.base + 4.0 * stepping.slope == pytest.approx(0.02, rel=0.15)
+
+
+def test_streams_are_counted_while_they_run_and_not_when_they_begin() -> None:
+    lane = Lane("one", 0.0)
+    lane.slots = 2
+    first, second, third = (Flight("one", 1.0, 1.0) for _ in range(3))
+    lane.started("first", first, 0.0)
+    lane.first_token("first", first, 1.0, 1.0)
+    lane.started("second", second, 2.0)
+    lane.first_token("second", second, 3.0, 1.0)
+    lane.started("third", third, 4.0)  # waits: there are but two slots
+    lane.left("first", first, 5.0)
+    assert first.beside == pytest.approx((1.0 + 3.0 * 2.0) / 4.0)
+    lane.first_token("third", third, 6.0, 2.0)
+    lane.others_are(1)
+    lane.left("second", second, 6.0)
+    assert second.beside == pytest.approx(2.0 + 1.0)
+    lane.left("third", third, 6.0)  # all at once: it had no stream
+    assert third.beside == 1.0
+
+
 def test_an_idle_one_is_tried_now_and_then() -> None:
     play = Play({"a": 8000.0, "b": 6000.0})
     for each in play.fleet * 10:
