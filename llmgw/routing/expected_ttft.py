@@ -319,8 +319,9 @@ class ExpectedTtft:
             if expected >= 1.0:
                 self._index.correct(lane.id, flight.distance, min(cached / expected, 1.0))
         gap_s = None
-        if output is not None and output > 4 and flight.ttft_s is not None:
-            gap_s = max(event.duration_s - flight.ttft_s - flight.stood_s, 0.0) / (output - 1)
+        tokens = self._pace.output if output is None else output  # not told: as many as usual
+        if tokens > 4 and flight.ttft_s is not None:
+            gap_s = max(event.duration_s - flight.ttft_s - flight.stood_s, 0.0) / (tokens - 1)
         self._pace.answered(uncached, output, flight.ttft_s)
         lane.speed.answered(flight, uncached, event.prompt_s, gap_s)
 

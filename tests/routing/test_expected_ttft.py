@@ -207,6 +207,14 @@ def test_the_time_of_an_output_token_is_learned_apart_from_what_stops_it() -> No
     assert stepping.base + 4.0 * stepping.slope == pytest.approx(0.02, rel=0.15)
 
 
+def test_where_nobody_counts_output_its_time_is_learned_as_a_whole() -> None:
+    play = Play({"one": 1000.0})
+    for _ in range(60):  # half a second of output each
+        play.serve(told=False)
+    stepping, pace = play.lane("one").speed.stepping, play.router._pace
+    assert (stepping.base + stepping.slope) * pace.output == pytest.approx(0.5, rel=0.15)
+
+
 def test_streams_are_counted_while_they_run_and_not_when_they_begin() -> None:
     lane = Lane("one", 0.0)
     lane.slots = 2
