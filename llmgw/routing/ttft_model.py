@@ -71,8 +71,10 @@ BEHIND_GUESS_S, BEHIND_KEPT = 1.0, 0.98
 ahead of it a prompt waits for is learned. At first all, as if that had been true for so
 many seconds; and what remains of the past at each new sample."""
 
-FULL_GAIN = 2.0
-"""Weight of a wait for a slot: it is also a wait for those who come after."""
+FOLLOWERS = 4.0
+"""For each one that waits for a slot so many will come before nobody waits any more, as at
+three quarters of what the backend can do. What a request takes of its time, all of them wait.
+Of several gateways each counts its part of them."""
 
 TRIAL_GAIN = 0.2
 """What a due trial makes of the cost, so that it takes place."""
@@ -344,10 +346,15 @@ class Lane:
             self.full = True
             beside = streams = float(slots)
             step_s = stepping.base + stepping.slope * beside
-            self.turn_s = turn_s = (pace.output * step_s + pace.uncached * per_token_s) / slots
-            expected_s += FULL_GAIN * (there - slots + 1.0) * turn_s
+            queue = there - slots + 1.0
+            held_s = pace.output * step_s / slots
+            self.turn_s = turn_s = held_s + pace.uncached * per_token_s / slots
+            expected_s += queue * turn_s
+            followers = FOLLOWERS * queue / herd
+            after_s = followers * held_s
         else:
             self.full = False
+            followers = after_s = 0.0
             streams = there
             beside = there + 1.0
             step_s = stepping.base + stepping.slope * beside
@@ -375,6 +382,7 @@ class Lane:
         self.fixed_s = (
             first_s * (1.0 + tail * first_s)
             + factor * prices.output * pace.output * (step_s + stepping.slope * beside)
+            + after_s
             + out_s
         )
         comers_s = 0.0  # reading time that comes in while a token's worth of it passes
@@ -385,7 +393,11 @@ class Lane:
         if eager < 1.0:  # a trial is for short prompts; the first one less so, if nobody else tries it too
             short = 1.0 if reading.samples else 1.0 - 1.0 / herd
             self.squared_s += (1.0 - eager) * short * per_token_s / pace.uncached
-        self.per_token_s = read_s * (1.0 + prices.stall * streams + 2.0 * tail * first_s) + comers_s * ahead
+        self.per_token_s = (
+            read_s * (1.0 + prices.stall * streams + 2.0 * tail * first_s)
+            + comers_s * ahead
+            + followers * per_token_s
+        )
 
     def _settle(self, backend: Backend, pace: Pace) -> None:
         """Take over what changes seldom."""

@@ -23,7 +23,7 @@ from llmgw.routing.doubt import BACK, GROWTH, PROVEN, ROW, TRIAL_FIRST_S, TRIAL_
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
-from llmgw.routing.ttft_model import LEFT_TICK_S, OUT_S, Lane
+from llmgw.routing.ttft_model import FOLLOWERS, LEFT_TICK_S, OUT_S, Lane
 from llmgw.testing import router_contract
 from llmgw.values import (
     Backend,
@@ -276,6 +276,23 @@ def test_a_free_slot_is_worth_more_than_speed() -> None:
     play.fleet[0].profile.in_flight = 4
     play.now_s += 1.0
     assert play.ask(200).backend.id == "slow"
+
+
+def test_where_others_wait_a_request_costs_the_time_of_those_who_come_after_it() -> None:
+    lane, pace, prices = Lane("a", 0.0), Pace(), Prices()
+    profile = Profile(in_flight=4)
+    lane.refresh(Backend("a", slots=4, profile=profile), pace, prices, 0.0)
+    one, one_fixed = lane.per_token_s, lane.fixed_s - lane.turn_s
+    profile.in_flight = 6
+    lane.refresh(Backend("a", slots=4, profile=profile), pace, prices, 0.0)
+    three, three_fixed = lane.per_token_s, lane.fixed_s - 3.0 * lane.turn_s
+    held_s = lane.turn_s - pace.uncached * lane.reading.slope / 4.0
+    assert three - one > 2.0 * FOLLOWERS * lane.reading.slope
+    assert three_fixed - one_fixed > 2.0 * FOLLOWERS * held_s
+    pace.herd, lane.own = 4.0, 6
+    lane.others_are(0)  # counted just now: nobody else
+    lane.refresh(Backend("a", slots=4, profile=profile), pace, prices, 0.0)
+    assert lane.per_token_s < three
 
 
 def test_counts_of_its_own_are_enough() -> None:
