@@ -25,8 +25,8 @@ requests may wait, it is tried with one in so long a time."""
 MOST_WAITING = 32
 """So many of those who wait are looked at, the oldest first."""
 
-SIZELESS = 0.5
-"""What every request in a bounded wait counts for beside its size, as a share of the mean size."""
+LATE_GAIN = 6.0
+"""So much more than in the choice does it count here that long times are dear beyond their length."""
 
 
 class BoundedWait:
@@ -53,19 +53,20 @@ class BoundedWait:
     ) -> int:
         """The one whose waiting grows dearest for each second of the server's time it asks for.
 
-        What a wait costs is taken to grow as in the choice, by ``tail_price`` with its
-        square, so that short prompts go first and long ones not last for ever.
+        That is the time to read it, and a slot's share of the time for output, which is as long
+        for all as far as we know. What a wait costs is taken to grow by ``tail_price`` with
+        its square, so that short prompts go first and long ones not last for ever.
 
         :param lane: of the backend that has room.
         :source: the generalised c-mu rule (van Mieghem, 1995).
         """
         self.may_wait = True
         price = self._size_price
-        if not price or lane is None or len(waiting) == 1:
+        if not price or lane is None or lane.backend is None or len(waiting) == 1:
             return 0
         slope = lane.reading.slope
-        growth = 2.0 * prices.tail / pace.ttft_s
-        least_s = slope * SIZELESS * pace.uncached / price
+        growth = 2.0 * LATE_GAIN * prices.tail / pace.ttft_s
+        held_s = pace.output * (lane.stepping.base + lane.stepping.slope * lane.slots) / (lane.slots * price)
         chosen, most = 0, -inf
         for place, each in enumerate(waiting[:MOST_WAITING]):
             tokens: float = each.prompt_tokens
@@ -74,7 +75,7 @@ class BoundedWait:
                 tokens *= 1.0 - blocks_covered(held) / len(each.prefix)
             read_s = slope * tokens
             late_s = now_s - self.since_s(each.id, now_s) + read_s
-            merit = (1.0 + growth * late_s) / (least_s + read_s)
+            merit = (1.0 + growth * late_s) / (held_s + read_s)
             if merit > most:
                 chosen, most = place, merit
         return chosen

@@ -719,8 +719,25 @@ def test_short_prompts_go_before_long_ones_until_these_have_waited_their_time() 
     backend = play.fleet[0]
     assert play.router.order(waiting(4000, 100), backend, play.now_s) == 1
     late = [*waiting(4000), Request("new", "m", 100)]
-    assert play.router.order(late, backend, play.now_s + 10.0) == 1
-    assert play.router.order([late[0], Request("newer", "m", 100)], backend, play.now_s + 50.0) == 0
+    assert play.router.order(late, backend, play.now_s + 2.0) == 1
+    assert play.router.order([late[0], Request("newer", "m", 100)], backend, play.now_s + 15.0) == 0
+
+
+def test_where_output_takes_the_server_longer_than_prompts_size_counts_less_for_the_order() -> None:
+    ages = []
+    for step_s in (0.001, 0.1):
+        play = Play({"a": 1000.0})
+        for _ in range(10):
+            play.serve()
+            play.lane("a").speed.stepping.add(1.0, step_s, 50.0)
+        play.ask()
+        line = waiting(2000)
+        play.router.order([*line, *line], play.fleet[0], play.now_s)  # it waits from now on
+        age_s = 0.0
+        while play.router.order([*line, Request(f"n{age_s}", "m", 100)], play.fleet[0], play.now_s + age_s):
+            age_s += 0.5
+        ages.append(age_s)
+    assert ages[1] < ages[0] / 2
 
 
 def test_order_counts_only_what_is_not_cached() -> None:
@@ -734,7 +751,10 @@ def test_order_counts_only_what_is_not_cached() -> None:
 
 def test_order_is_that_of_arrival_where_nothing_is_known_or_wanted() -> None:
     line = waiting(4000, 100)
-    assert ExpectedTtft().order(line, Backend("never seen"), 0.0) == 0
+    router = ExpectedTtft()
+    assert router.order(line, Backend("never seen"), 0.0) == 0
+    router.observe(Started("somebody else's", "never seen", 0.0))
+    assert router.order(line, Backend("never seen"), 0.0) == 0
     play = Play({"a": 1000.0}, size_price=0)
     play.serve()
     assert play.router.order(line, play.fleet[0], 1.0) == 0
