@@ -64,7 +64,7 @@ def doubled_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator
 
     :param uncounted: the limits of a body whose commas were not counted.
     :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB;
-        and for a list of so many elements, one of which holds an object: long are lists of numbers.
+        and for a list of so many elements, one of which holds an object: long are lists of numbers and texts.
     """
     todo, looked = [(body, uncounted)], 0
     while todo:
@@ -76,7 +76,12 @@ def doubled_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator
             inside: Iterable[msgspec.Raw]
             if value.startswith(b"["):
                 if limits is not None:
-                    yield from shape_steps(value, limits)
+                    try:
+                        yield from shape_steps(value, limits)
+                    except InvalidRequest:
+                        if (yield from shape_steps(value, limits, exempt=True)).separators:
+                            raise
+                        continue  # only its strings have braces: objects have colons
                     limits = None  # the lists inside have been counted, too
                 inside = _elements(value)
             else:

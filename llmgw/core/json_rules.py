@@ -94,10 +94,12 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     :param opaque_bytes: bytes of long strings that look like base64 (images,
         sound), which are no prompt text. Every such string over 16 KiB is
         seen; shorter ones are seen by chance.
+    :param separators: commas, or colons, outside strings; 0 where they need no counting.
     """
 
     opened: int
     opaque_bytes: int
+    separators: int = 0
 
 
 _FEW_DIGITS = 64
@@ -179,7 +181,7 @@ def shape_steps(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Gen
         if looked >= _STEP_BYTES:
             looked = 0
             yield
-    return Shape(opened, opaque)
+    return Shape(opened, opaque, separators)
 
 
 def _before_quote(body: bytes, position: int, quote: int) -> int:

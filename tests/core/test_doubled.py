@@ -78,8 +78,16 @@ def test_steps_say_what_one_look_says(inside: str, piece: int) -> None:
 def test_a_list_of_millions_with_an_object_in_it_is_not_taken_apart() -> None:
     """That took seconds; long are the lists that hold numbers alone, and those are passed over."""
     with pytest.raises(InvalidRequest, match="structural"):
-        steps(b'{"x":[{},%b1]}' % (b"1," * 1_000_000), BodyLimits())
+        steps(b'{"x":[{"a":1},%b1]}' % (b"1," * 1_000_000), BodyLimits())
     assert steps(b'{"x":[%b1],"y":{"z":[]}}' % (b"1," * 1_000_000), BodyLimits()) > 0
+
+
+def test_a_long_list_of_texts_may_speak_of_objects() -> None:
+    """Texts to be embedded, one of which is code: there is no object in it."""
+    texts_ = b'{"x":[%b"a"%b]}' % (b'"text",' * 200_000, rb',"{\"a\": 1, \"a\": [2]}"')
+    assert steps(texts_, BodyLimits()) > 0
+    with pytest.raises(InvalidRequest, match="structural"):
+        steps(texts_.replace(b"]}", b',{"a":1}]}'), BodyLimits())
 
 
 def test_lists_inside_each_other_are_counted_once() -> None:
