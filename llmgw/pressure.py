@@ -30,6 +30,8 @@ GIVE_BACK_BYTES = 8 << 20
 GIVE_BACK_SHARE = 1 / 8
 """Free memory is returned to the system when the process has grown by so much since the last time,
 and by this share of its size: the larger a heap is, the longer it takes to look through it."""
+BURST_BYTES = 1 << 20
+"""What grows by more from one beat to the next is amid a burst."""
 CUT_AT_ONCE = 16
 """Stalled answers cut at one beat; the next beat sees whether that was enough."""
 
@@ -66,7 +68,7 @@ class Pressure:
         self._due_s = 0.0
         self._waited_s = 0.0
         self._gave_back_s = 0.0
-        self._smallest_bytes = 0
+        self._smallest_bytes = self._own_bytes = 0
         self._call: IDelayedCall | None = None
         self._ladder = Ladder(OverloadRules())
         self.configure(config)
@@ -143,7 +145,10 @@ class Pressure:
         memory = self._memory
         self._smallest_bytes = min(self._smallest_bytes, memory.own_bytes)
         growth = max(GIVE_BACK_BYTES, self._smallest_bytes * GIVE_BACK_SHARE)
-        if short or memory.own_bytes > self._smallest_bytes + growth:
+        # Amid a burst there is little to give back, and after it nothing would be for a while.
+        still_grows = memory.own_bytes > self._own_bytes + BURST_BYTES
+        self._own_bytes = memory.own_bytes
+        if short or (memory.own_bytes > self._smallest_bytes + growth and not still_grows):
             self._gave_back_s = now_s
             memory.give_back()
             self._smallest_bytes = memory.own_bytes

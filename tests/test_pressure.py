@@ -150,6 +150,18 @@ def test_a_large_heap_is_looked_through_after_larger_growth() -> None:
         assert bench.memory.given_back == times
 
 
+def test_amid_a_burst_nothing_is_given_back_but_after_it() -> None:
+    bench = Bench()
+    for _ in range(30):
+        bench.beat()
+    for _ in range(30):
+        bench.memory.own_bytes += 2 << 20
+        bench.beat()
+    assert bench.memory.given_back == 1  # what the start left behind
+    bench.beat()
+    assert bench.memory.given_back == 2
+
+
 def test_while_memory_is_short_it_is_given_back_often() -> None:
     bench = Bench()
     bench.memory.now = 0.86
