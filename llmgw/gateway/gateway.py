@@ -164,6 +164,7 @@ class Gateway:
         self._complained_s = float("-inf")
         self._warned_s: dict[tuple[str, str], float] = {}
         self._tasks: set[Task] = set()
+        self._forget_task = self._tasks.discard
         self.waiting = WaitingRoom(self)
         self.recent = Recent()
         self.holding = Holding(self)
@@ -202,7 +203,7 @@ class Gateway:
 
     def serve(self, incoming: Incoming) -> None:
         """Start the exchange of one request. Never raises."""
-        task = Task(Exchange(self, incoming).run(), self._tasks.discard)
+        task = Task(Exchange(self, incoming).run(), self._forget_task)
         if not task.start():
             incoming.task = task
             self._tasks.add(task)

@@ -27,8 +27,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.base import ReactorBase
+from twisted.internet.base import BaseConnector, ReactorBase
 from twisted.internet.main import CONNECTION_LOST
+from twisted.internet.protocol import ClientFactory
 from twisted.internet.tcp import Connection
 
 try:
@@ -38,6 +39,15 @@ except ImportError:  # pragma: no cover - every supported platform has it
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+class _Afterwards(ClientFactory):
+    """Hears that a connection is lost, and does nothing."""
+
+    noisy = False
+
+
+_AFTERWARDS: Any = _Afterwards()
 
 
 class Outbox:
@@ -210,20 +220,20 @@ def read_by(transport: Any, take: Callable[[bytes], bool]) -> bool:
     """
     if not _is_socket(transport):
         return False
-    receive, size, to_protocol = transport.socket.recv, transport.bufferSize, transport._dataReceived
-
-    # As twisted.internet.tcp.Connection.doRead, two calls of functions shorter.
-    def read() -> Any:
-        try:
-            data = receive(size)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return CONNECTION_LOST
-        return None if data and take(data) else to_protocol(data)
-
-    transport.doRead = read
+    # A partial: the cells of a closure would be twice as large, and there is one for each stream.
+    transport.doRead = partial(_read, transport, transport.socket.recv, transport.bufferSize, take)
     return True
+
+
+def _read(transport: Any, receive: Callable[[int], bytes], size: int, take: Callable[[bytes], bool]) -> Any:
+    """As ``twisted.internet.tcp.Connection.doRead``, two calls of functions shorter."""
+    try:
+        data = receive(size)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return CONNECTION_LOST
+    return None if data and take(data) else transport._dataReceived(data)
 
 
 def read_as_ever(transport: Any) -> None:
@@ -259,10 +269,14 @@ def take_over(transport: Any, protocol: Any) -> None:
     """Let ``transport`` call ``protocol`` itself.
 
     A client endpoint leaves a wrapper between the two that only passes each read
-    on; once the connection stands it has nothing left to do.
+    on; once the connection stands it has nothing left to do. Nor have the factory that
+    made it and the Deferred that was waited for, which the connector keeps.
     """
     if isinstance(transport, Connection) and hasattr(transport, "protocol"):
         transport.protocol = protocol
+        connector = getattr(transport, "connector", None)
+        if isinstance(connector, BaseConnector):
+            connector.factory = _AFTERWARDS
 
 
 def _end_of_turn(reactor: Any) -> Callable[[Callable[[], None]], Any]:

@@ -186,8 +186,11 @@ def test_any_reactor_with_timers_will_do():
 @pytest_twisted.ensureDeferred
 async def test_a_taken_over_transport_calls_its_protocol_itself():
     served, client, port = await pair()
+    connector = client.transport.connector
+    made_by = connector.factory
     take_over(client.transport, client)
     assert client.transport.protocol is client
+    assert connector.factory is not made_by  # nor is anything kept that only connected
     served.transport.write(b"hi")
     await until(lambda: client.got == b"hi")
     await end(served, client, port)
