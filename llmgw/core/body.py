@@ -23,7 +23,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import astuple
 
-from llmgw.core.doubled import check_doubled, check_members
+from llmgw.core.doubled import check_members, check_pairs, is_compact
 from llmgw.core.json_rules import (
     BodyLimits,
     Shape,
@@ -126,8 +126,8 @@ def read_json(
         raise InvalidRequest("the body is empty; it must be a JSON object with 'model'", param="model")
     if body.startswith(b"\xef\xbb\xbf"):
         raise InvalidRequest("the body begins with a byte order mark; JSON has none")
-    in_steps = shape is not None
-    opened = few_openers(body, limits) if shape is None else None
+    inside = shape is None
+    opened = few_openers(body, limits) if inside else None
     prompt_bytes = len(body)
     few = opened is not None
     if opened is None:
@@ -141,7 +141,7 @@ def read_json(
         ask = _read_around(body, limits, opened, require_model)
         if ask is not None:
             return ask
-    return _read(body, limits, opened, prompt_bytes, require_model, inside=not in_steps)
+    return _read(body, limits, opened, prompt_bytes, require_model, inside=inside)
 
 
 def _read(
@@ -209,8 +209,9 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         return None
     messages = body[start:end]
     try:
-        _check_json(messages)
-        check_doubled(messages)
+        if not is_compact(messages):
+            _check_json(messages)
+            check_pairs(messages)
         ask = _read_known(b"%b[]%b" % (body[:start], body[end:]), limits, require_model)
     except (msgspec.DecodeError, RecursionError, InvalidRequest):
         return None

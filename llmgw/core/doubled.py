@@ -36,6 +36,24 @@ _encode = msgspec.json.Encoder().encode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
+def is_compact(value: bytes) -> bool:
+    """Clear usual text: it is JSON, and no key stands twice in an object.
+
+    :return: ``False`` says nothing.
+    """
+    if value.find(_SPACED, 0, _START) >= 0:
+        return False
+    try:
+        return _encode(_decode(value)) == value
+    except msgspec.DecodeError:
+        return False  # also for a number that is larger than msgspec takes
+
+
+def check_pairs(value: bytes) -> None:
+    """:func:`check_doubled` of what is not compact."""
+    _read_pairs(value.decode())
+
+
 def check_doubled(value: bytes) -> None:
     """Look at every object in ``value``.
 
@@ -43,13 +61,8 @@ def check_doubled(value: bytes) -> None:
         :func:`~llmgw.core.json_rules.check_shape` lets pass.
     :raise InvalidRequest: naming the key.
     """
-    if value.find(_SPACED, 0, _START) < 0:
-        try:
-            if _encode(_decode(value)) == value:
-                return
-        except msgspec.DecodeError:
-            pass  # a number that is larger than msgspec takes
-    _read_pairs(value.decode())
+    if not is_compact(value):
+        check_pairs(value)
 
 
 def check_members(values: Iterable[msgspec.Raw]) -> None:

@@ -14,10 +14,7 @@ from twisted.internet.defer import CancelledError
 from llmgw.core.assemble import Assembler
 from llmgw.core.meter import Meter
 from llmgw.core.sse import UsageStripper
-from llmgw.errors import (
-    GatewayError,
-    UpstreamError,
-)
+from llmgw.errors import GatewayError, UpstreamError
 from llmgw.gateway.backend_http import (
     Deadlines,
     ask,
