@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from llmgw.core.body import Ask, elements_in, prompts_in
-from llmgw.core.json_rules import read_members
+from llmgw.core.json_rules import members_of, read_members
 from llmgw.errors import InvalidRequest
 from llmgw.values import Caps
 
@@ -53,7 +53,6 @@ _NULL = msgspec.Raw(b"null")
 
 _any = msgspec.json.Decoder(float_hook=float).decode
 """``1e999`` is JSON, and more than any cap."""
-_objects = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_caps(caps: Caps, ask: Ask, prompt_tokens: int, body: bytes) -> None:
@@ -177,8 +176,6 @@ def _mapping(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, Any]:
 def _members(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, msgspec.Raw]:
     """As :func:`_mapping`, each value as it came."""
     raw = found.get(name)
-    if raw is None or memoryview(raw)[0] != _OPEN_BRACE:
-        return {}
-    if len(raw) > MOST_OBJECT_BYTES:
+    if raw is not None and len(raw) > MOST_OBJECT_BYTES and memoryview(raw)[0] == _OPEN_BRACE:
         raise InvalidRequest(f"{name!r} is longer than {MOST_OBJECT_BYTES} bytes", param=name)
-    return _objects(raw)
+    return members_of(raw)

@@ -74,7 +74,7 @@ _GAP = 256
 """Bytes of a string without a quote that are worth jumping over."""
 
 _QUOTE = b'"'
-_BACKSLASH = 0x5C
+_BACKSLASH, _OPEN_BRACE = b"\\{"
 # Only these two escapes can mislead a search for quotes.
 _HARD_ESCAPE = re.compile(rb'\\["\\]')
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
@@ -305,6 +305,13 @@ def read_members(body: bytes, most: int = BodyLimits().members) -> dict[str, msg
     if len(body) - fixed - sum(map(len, values.values())) >= 5:
         _walk(body, values)
     return values
+
+
+def members_of(value: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
+    """The members of a value of good JSON, each as it came; none, if it is no object."""
+    if value is None or memoryview(value)[0] != _OPEN_BRACE:
+        return {}
+    return _MEMBERS.decode(value)
 
 
 def find_members(body: bytes, most: int = BodyLimits().members) -> dict[str, Span]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from llmgw.core.json_rules import find_members, read_members
+from llmgw.core.json_rules import find_members, members_of, read_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +20,6 @@ REMOVE: Final = object()
 """As a value for :func:`splice`: the member goes."""
 _KEEP: Final = object()
 
-_OPEN_BRACE = b"{"[0]
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -83,9 +81,6 @@ def asking_usage(body: bytes) -> dict[str, object]:
     What else the client wants of ``stream_options`` stays as it came, but for vLLM's running
     totals: they come in events of their own right, and count only beside ``include_usage``.
     """
-    given = read_members(body).get("stream_options")
-    wanted: dict[str, object] = {}
-    if given is not None and memoryview(given)[0] == _OPEN_BRACE:
-        wanted |= _members(given)
+    wanted = members_of(read_members(body).get("stream_options"))
     wanted.pop("continuous_usage_stats", None)
     return {"stream_options": {**wanted, "include_usage": True}}
