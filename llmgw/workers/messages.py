@@ -93,7 +93,7 @@ class Hurry(Struct, frozen=True, tag_field="is", tag="hurry"):
 
 
 class Status(Struct, frozen=True, tag_field="is", tag="status"):
-    """From the worker, once a second and when it becomes ready or is not any more.
+    """From the worker, once a second, when it becomes ready or is not any more, and before its figures.
 
     :param why: it is not ready.
     """

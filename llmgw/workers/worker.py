@@ -42,6 +42,8 @@ from llmgw.workers.setup import as_worker, config_of
 LAST_WORDS_S = 2.0
 ROUNDS_PER_S = 10
 """How often the worker looks whether what it told of itself is still true."""
+FIGURES = ("state", "metrics_text")
+"""Our status goes before the answer to these, so that what the parent says of each worker adds up to it."""
 
 
 class Worker:
@@ -62,7 +64,7 @@ class Worker:
         self._setup: Setup | None = None
         self._told: Status | None = None
         self._rounds = 0
-        self._loop = LoopingCall(self._tell)
+        self._loop = LoopingCall(self._look)
         self._loop.clock = reactor
         self.link = Link(read_as_worker, self._heard, self._orphaned)
         reactor.adoptStreamConnection(descriptor, socket.AF_UNIX, factory_of(self.link))
@@ -79,6 +81,8 @@ class Worker:
             if self.service is not None:
                 self.service.hurry()
         elif isinstance(message, Call):
+            if message.what in FIGURES and self._operations is not None:
+                self._tell(self._status())
             self._answer(message.id, self._call, message.what, message.arguments)
         elif isinstance(message, Reload):
             self._answer(message.id, self._reload, message.setup)
@@ -168,25 +172,28 @@ class Worker:
 
     # --- what we say --------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _look(self) -> None:
         """Tell our status once a second, or as soon as it matters."""
+        status, told = self._status(), self._told
+        self._rounds += 1
+        if (
+            told is None
+            or (told.ready, told.draining) != (status.ready, status.draining)
+            or self._rounds >= ALIVE_EVERY_S * ROUNDS_PER_S
+        ):
+            self._tell(status)
+
+    def _status(self) -> Status:
         assert self.service is not None
         assert self._operations is not None
         ready, why = self._operations.readiness()
-        site = self.service.site
-        status = Status(
-            ready, why, self.service.draining, self.service.gateway.in_flight, len(site.connections)
-        )
-        self._rounds += 1
-        told = self._told
-        if (
-            told is None
-            or (told.ready, told.draining) != (ready, status.draining)
-            or self._rounds >= ALIVE_EVERY_S * ROUNDS_PER_S
-        ):
-            self._rounds = 0
-            self._told = status
-            self.link.send(status)
+        gateway, site = self.service.gateway, self.service.site
+        return Status(ready, why, self.service.draining, gateway.in_flight, len(site.connections))
+
+    def _tell(self, status: Status) -> None:
+        self._rounds = 0
+        self._told = status
+        self.link.send(status)
 
     def _end(self, why: str) -> None:
         self.failed = True

@@ -158,6 +158,25 @@ def test_workers_are_shown_and_counted_as_one_gateway(gateway: Gateway) -> None:
     assert json.loads(explained[1])["error"]["code"] == "invalid_request"
 
 
+def test_the_figures_of_each_worker_are_of_the_same_moment_as_those_of_all(
+    gateway: Gateway, backend: Scripted
+) -> None:
+    stop = threading.Event()
+    backend.play(held(stop))
+    clients: list[Client] = []
+    try:
+        for _ in range(6):
+            clients += open_streams(gateway, 3)
+            state = gateway.state
+            parts = [each["in_flight"] for each in state["workers"]]
+            assert sum(parts) == state["in_flight"] == len(clients), parts
+            assert sum(each["connections"] for each in state["workers"]) == len(clients)
+        assert counted(gateway, "llmgw_worker_in_flight") == len(clients)
+    finally:
+        stop.set()
+    assert all(ends_well(client) for client in clients)
+
+
 def test_exemplars_are_the_last_ones_of_any_worker(tmp_path: Path) -> None:
     backend = Scripted()
     text = "workers = 2\n[metrics]\nexemplars = true\n" + backend_table(backend, "b", 'models = ["m"]')
