@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,7 +109,7 @@ class AdminListener:
         except urllib.error.URLError as error:
             raise Unreachable(_silence(self.url, error.reason)) from None
         except OSError as error:
-            raise Unreachable(f"{self.url}: {error}") from None
+            raise Unreachable(_silence(self.url, error)) from None
 
     def _json(self, raw: bytes) -> Any:
         try:
@@ -121,6 +123,16 @@ def _silence(url: str, reason: Any) -> str:
         return (
             f"{url}: nobody listens there. Does the gateway run with an admin listener, and --admin name it?"
         )
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"{url}: its certificate is not trusted ({reason.verify_message}): name its authority by"
+            " SSL_CERT_FILE in the environment; use the name that stands in the certificate"
+        )
+    if isinstance(reason, ssl.SSLError):
+        return f"{url}: no TLS there ({reason.reason}): use http://, or the port that speaks TLS"
+    if isinstance(reason, RemoteDisconnected):
+        cure = "is it the admin listener?" if url.startswith("https:") else "use https:// if it speaks TLS"
+        return f"{url}: closes without an answer: {cure}"
     return f"{url}: {getattr(reason, 'strerror', None) or reason}"
 
 

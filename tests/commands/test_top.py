@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import issue
 from click.testing import CliRunner, Result
-from harness import Gateway, Scripted, backend_table, chat_body, eventually, post
+from harness import Gateway, Scripted, backend_table, chat_body, eventually, free_port, post
 
 from llmgw.commands import figures
 from llmgw.commands import top as top_module
@@ -184,6 +185,34 @@ def test_the_wrong_listener_is_named(gateway: Gateway) -> None:
     result = run(top, "--admin", f"http://127.0.0.1:{gateway.port}")
     assert result.exit_code == 1
     assert "is it the admin listener?" in result.output
+
+
+def test_a_listener_with_tls_is_told_from_one_without(gateway: Gateway, tmp_path: Path) -> None:
+    files = issue(tmp_path)
+    backend = Scripted()
+    port = free_port()
+    tls = f"llmtls:tcp:{port}:privateKey={files.key}:certKey={files.certificate}:interface=127.0.0.1"
+    listen = f'listen = ["tcp:0:interface=127.0.0.1", "{tls}"]\n'
+    secured = Gateway(tmp_path, listen + backend_table(backend))
+    try:
+        in_clear = run(top, "--admin", f"http://127.0.0.1:{port}")
+        assert (
+            in_clear.output
+            == f"Error: http://127.0.0.1:{port}: closes without an answer: use https:// if it speaks TLS\n"
+        )
+        untrusted = run(top, "--admin", f"https://127.0.0.1:{port}")
+        assert "its certificate is not trusted" in untrusted.output
+        assert "SSL_CERT_FILE" in untrusted.output
+        trusted = run(
+            top, "--admin", f"https://localhost:{port}", env={"SSL_CERT_FILE": str(files.authority)}
+        )
+        assert "is it the admin listener?" in trusted.output
+        no_tls = run(top, "--admin", f"https://127.0.0.1:{gateway.admin_port}")
+        assert "no TLS there" in no_tls.output
+        assert "http://" in no_tls.output
+    finally:
+        secured.stop()
+        backend.close()
 
 
 def test_a_token_is_read_from_a_file(tmp_path: Path) -> None:
