@@ -124,6 +124,8 @@ def new(
     The key file keeps only a hash. If there is no file yet, one is made that you alone may read.
     """
     imported = None if secret_file is None else _imported(secret_file)
+    if imported is None and sys.stdout is None:
+        raise click.ClickException("standard output is closed: the key would be shown to nobody")
     chosen = None if models is None else tuple(filter(None, map(str.strip, models.split(","))))
     if chosen == ():
         raise click.BadParameter("names no model; leave it out to allow all", param_hint="--models")
@@ -150,14 +152,22 @@ def new(
 
     _attempt(lambda: key_file.edit(path, add, create=True))
     key_id, secret = made[0]
-    if as_json:
-        shown = secret.reveal() if imported is None else None
-        click.echo(json.dumps({"id": key_id, "name": name, "file": path, "key": shown}))
-    elif imported is None:
-        click.echo(f"Key {key_id} for {name}, written to {path}. It is shown only now:", err=True)
-        click.echo(secret.reveal())
-    else:
-        click.echo(f"Key {key_id} for {name}: the secret was imported into {path}.", err=True)
+    shown = secret.reveal() if imported is None else None
+    try:
+        if as_json:
+            click.echo(json.dumps({"id": key_id, "name": name, "file": path, "key": shown}))
+        elif shown is not None:
+            click.echo(f"Key {key_id} for {name}, written to {path}. It is shown only now:", err=True)
+            click.echo(shown)
+        else:
+            click.echo(f"Key {key_id} for {name}: the secret was imported into {path}.", err=True)
+    except OSError as error:
+        if shown is None:
+            raise
+        cure = f"`llmgw keys revoke --file {path} {key_id}`"
+        raise click.ClickException(
+            f"nobody was shown the key ({error.strerror}): {cure}, and make another"
+        ) from None
     click.echo(RELOAD_NOTE, err=True)
 
 

@@ -6,8 +6,12 @@ extra (the demo's, say) never breaks another command, and ``--help`` is quick.
 
 from __future__ import annotations
 
+import errno
+import io
+import sys
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 import click
 from msgspec import Struct
@@ -28,6 +32,8 @@ class Lazy(Struct, frozen=True):
     extra: str = ""
 
 
+CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
 COMMANDS: Mapping[str, Lazy] = {
     "bench": Lazy("llmgw.commands.bench:bench", "Measure real servers, or routers before them.", "demo"),
     "check": Lazy("llmgw.commands.check:check", "Check a config file and tell every fault."),
@@ -46,6 +52,18 @@ class LazyGroup(click.Group):
     """A click group over a table of :class:`Lazy` commands."""
 
     lazy: Mapping[str, Lazy] = COMMANDS
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what its output cannot take is no traceback."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")  # a locale without our bars and arrows
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in CANNOT_WRITE:
+                raise
+            raise click.ClickException(f"cannot write: {error.strerror}") from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names, sorted."""
