@@ -21,7 +21,8 @@ temperature 0. What differs there, and is made up for here:
 
 Known weaknesses:
 
-1. ``__verbose`` is passed as the last chunk has it: its ``content`` is empty.
+1. What a stream does not tell cannot be put together: a call that asks for such a
+   thing is not made a stream (:mod:`llmgw.core.unstreamed`).
 2. With ``response_fields`` and several prompts the last events have no
    ``index``: they are taken in the order of their prompts. Of the fields that
    have to be collected only ``content`` and ``tokens`` can be named there.

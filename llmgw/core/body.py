@@ -32,6 +32,7 @@ from llmgw.core.json_rules import (
     read_members,
 )
 from llmgw.core.spelling import check_spelling
+from llmgw.core.unstreamed import UNSTREAMED, asks_unstreamed, is_begun
 from llmgw.errors import InvalidRequest, ModelNotFound
 
 __all__ = [
@@ -65,6 +66,7 @@ class Ask(msgspec.Struct, frozen=True):
         length without long base64 strings, which are images or sound.
     :param session: a conversation id of up to 256 characters.
     :param return_tokens: ``/completion`` is to tell the tokens of its answer too.
+    :param unstreamed: only an answer in one piece can tell all of it (:mod:`.unstreamed`).
     """
 
     model: str
@@ -77,13 +79,14 @@ class Ask(msgspec.Struct, frozen=True):
     prompt_bytes: int = 0
     session: str | None = None
     return_tokens: bool = False
+    unstreamed: bool = False
 
 
 _DEFAULTS = BodyLimits()
 _CHOICES = ("n", "n_cmpl")
 _LISTS = frozenset(("tools", "stop", "stop_sequences"))
 _COMMON = frozenset((*OUTPUT_LIMITS, "stream", "stream_options"))
-_RARE = frozenset((*SESSIONS, *_CHOICES, "return_tokens"))
+_RARE = UNSTREAMED.union(SESSIONS, _CHOICES)
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
 _OPEN_BRACE, _OPEN_BRACKET, _DOUBLE_QUOTE = b'{["'
@@ -187,6 +190,7 @@ def _read(
         prompt_bytes,
         _session(found) if rare else None,
         rare and found.get("return_tokens") == _TRUE,
+        (rare and asks_unstreamed(found)) or (messages is not None and is_begun(messages)),
     )
 
 
@@ -228,6 +232,7 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         len(body),
         ask.session,
         ask.return_tokens,
+        ask.unstreamed or is_begun(messages),
     )
 
 

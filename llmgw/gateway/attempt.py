@@ -97,7 +97,8 @@ class Attempt:
         :return: ``None`` when the client was answered; itself when that goes on, see :meth:`relayed`.
         """
         gateway, account, lease = self.gateway, self.account, self.lease
-        assembled = self._is_assembled()
+        assembles = self._assembles()
+        assembled = assembles and not self.outgoing.ask.unstreamed
         strip = self._asks_usage()
         payload, rest = self.upstream.outbound.request(
             self.outgoing.route.upstream,
@@ -133,7 +134,7 @@ class Attempt:
         readable = assembled or not is_coded(head)
         meter.begin(head.status, head.get(b"content-type") if readable else None, gateway.clock())
         account.meter = meter
-        if assembled and head.status == 200 and meter.kind == "sse":
+        if assembles and head.status == 200 and meter.kind == "sse":
             return await self._assemble(connection, head, meter)
         self._begin_relay(connection, head, meter, strip=strip)
         # From here on nobody else is asked: a long answer need not hold its prompt.
@@ -253,9 +254,10 @@ class Attempt:
 
     # --- how it is asked ---
 
-    def _is_assembled(self) -> bool:
-        """A call that is not streamed goes to a llama-server as a stream: only so does
-        the server notice at once that its client has left."""
+    def _assembles(self) -> bool:
+        """Whether a stream is put together for the client, who asked for none. Such a call goes
+        to a llama-server as a stream, if a stream can tell it all: only so does the server
+        notice at once that its client has left."""
         outgoing = self.outgoing
         return (
             self.llama_server

@@ -741,6 +741,17 @@ def test_an_answer_put_together_does_not_wait_for_the_last_chunk(fleet: Scene) -
     assert took_s < 1.0 + SLACK_S
 
 
+def test_what_a_stream_does_not_tell_is_asked_for_in_one_piece(fleet: Scene) -> None:
+    """But a client that asked for no stream gets none, whatever the backend makes of it."""
+    ls = fleet.backends["ls"]
+    ls.play(answered(json_response(COMPLETION)))
+    assert fleet.ask(ask_whole(model="ls", logprobs=True)).json == COMPLETION
+    assert not ls.requests[-1].json.get("stream")
+    ls.play(streaming(event("hi"), STOP, USAGE, DONE))
+    answer = fleet.ask(ask_whole(model="ls", logprobs=True))
+    assert answer.json["choices"][0]["message"]["content"] == "hi"
+
+
 # --- kept connections ----------------------------------------------------------------
 
 

@@ -64,6 +64,10 @@ PARITY = {
     "native: probabilities": (NATIVE, {"prompt": "The gateway", "n_predict": 5, "n_probs": 2}),
     "native: prompts": (NATIVE, {"prompt": ["The gateway", "A server"], "n_predict": 5}),
     "native: fields": (NATIVE, {"prompt": "The", "n_predict": 5, "response_fields": ["content", "stop"]}),
+    "native: tokens of parts of letters": (
+        NATIVE,
+        {"prompt": "The", "return_tokens": True, "grammar": 'root ::= "日本 é"'},
+    ),
     "native: another path": ("/completions", {"prompt": "The gateway", "n_predict": 5}),
     "tokenize: pieces": ("/tokenize", {"content": "The gateway", "with_pieces": True}),
     "tokenize": ("/tokenize", {"content": "The gateway"}),
@@ -81,6 +85,49 @@ PARITY = {
     ),
     "count_tokens": ("/v1/messages/count_tokens", {"messages": WORDS}),
 }
+TO_THE_END = {"max_tokens": 60, "grammar": 'root ::= "It is."', "logprobs": True}
+UNSTREAMED = {
+    "chat: logprobs of the end": (CHAT, TO_THE_END),
+    "chat: logprobs before a stop": (CHAT, {"logprobs": True, "stop": ["the"]}),
+    "chat: n_probs": (CHAT, {"n_probs": 2, "stop": ["the"]}),
+    "chat: logprobs beside tools": (CHAT, {"logprobs": True, "tools": [TOOL]}),
+    "chat: an answer that is begun": (
+        CHAT,
+        {"messages": [*WORDS, {"role": "assistant", "content": "The"}], "max_tokens": 4},
+    ),
+    "chat: an answer to be continued": (
+        CHAT,
+        {
+            "messages": [*WORDS, {"role": "assistant", "content": "The"}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    ),
+    "chat: verbose": (CHAT, {"verbose": True, "max_tokens": 4}),
+    "chat: reasoning among the words": (
+        CHAT,
+        {"reasoning_format": "deepseek-legacy", "grammar": 'root ::= "<think>a</think>b"', "max_tokens": 60},
+    ),
+    "text: logprobs before a stop": (TEXT, {"prompt": "The gateway", "logprobs": 1, "stop": ["answer"]}),
+    "text: lines that are not indented": (
+        TEXT,
+        {"prompt": "The", "grammar": 'root ::= "a\\n b\\nd"', "n_indent": 1, "max_tokens": 60},
+    ),
+    "native: probabilities before a stop": (
+        NATIVE,
+        {"prompt": "The gateway", "n_probs": 1, "stop": ["answer"]},
+    ),
+    "native: probabilities alone": (
+        NATIVE,
+        {"prompt": "The gateway", "n_probs": 1, "response_fields": ["completion_probabilities"]},
+    ),
+    "native: one figure alone": (NATIVE, {"prompt": "The", "response_fields": ["tokens_predicted"]}),
+    "native: settings of several": (
+        NATIVE,
+        {"prompt": ["The", "A"], "response_fields": ["generation_settings/n_predict", "tokens"]},
+    ),
+}
+"""What the server says in an answer in one piece and not in a stream, or not in the same way."""
 
 
 def _base(path: str) -> dict[str, Any]:
@@ -89,11 +136,11 @@ def _base(path: str) -> dict[str, Any]:
     return {"model": "pair", **GREEDY, **limit, **({"messages": WORDS} if path == CHAT else {})}
 
 
-@pytest.mark.parametrize("name", PARITY)
+@pytest.mark.parametrize("name", [*PARITY, *UNSTREAMED])
 def test_an_answer_is_the_servers_own(
     name: str, http: httpx.Client, ask_directly: Callable[..., httpx.Response]
 ) -> None:
-    path, fields = PARITY[name]
+    path, fields = {**PARITY, **UNSTREAMED}[name]
     body = {**_base(path), **fields}
     ask_directly("narrow", path, body)  # both calls below find the same in the cache
     own = ask_directly("narrow", path, body)
