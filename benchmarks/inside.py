@@ -75,6 +75,12 @@ max_connections = 100000
 """
 
 
+def _words(size: int) -> str:
+    """Text of that size, as people write it: without blanks it would pass for an image."""
+    words = "Which of the old rivers ran here before the mill was built? "
+    return (words * (size // len(words) + 1))[:size]
+
+
 class Wire(StringTransport):
     """A transport whose peer answers each write through ``answer``."""
 
@@ -123,7 +129,7 @@ class Rig:
         wire = Wire()
         wire.answer = self._answered
         self._client.makeConnection(wire)
-        asked = {"model": "m", "messages": [{"role": "user", "content": "x" * prompt_bytes}]}
+        asked = {"model": "m", "messages": [{"role": "user", "content": _words(prompt_bytes)}]}
         body = json.dumps(asked | ({"stream": True} if stream else {})).encode()
         self.request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n"

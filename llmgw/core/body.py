@@ -23,7 +23,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import astuple
 
-from llmgw.core.doubled import check_members, check_pairs, is_compact
+from llmgw.core.doubled import check_members, check_pairs, is_usual
 from llmgw.core.json_rules import (
     BodyLimits,
     Shape,
@@ -213,7 +213,7 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         return None
     messages = body[start:end]
     try:
-        if not is_compact(messages):
+        if not is_usual(messages):
             _check_json(messages)
             check_pairs(messages)
         ask = _read_known(b"%b[]%b" % (body[:start], body[end:]), limits, require_model)

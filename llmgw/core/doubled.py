@@ -4,9 +4,10 @@ Of two equal keys one parser obeys the first and another the last, so what was c
 need not be what is obeyed (RFC 8259 section 4, RFC 7493 section 2.3).
 :mod:`.json_rules` looks at the top level, this at all below.
 
-Usual text is cleared at a glance: most clients write compact JSON, which is byte for
-byte what msgspec writes of what it has read; a key that stood twice would not come
-back twice. Other text is read by Python's ``json``, which shows the pairs of each
+Usual text is cleared at a glance: where messages are keys and texts alone, there are no
+more quotes than those of what the parser kept; and most clients write compact JSON, which
+is byte for byte what msgspec writes of what it has read: a key that stood twice would not
+come back twice. Other text is read by Python's ``json``, which shows the pairs of each
 object before a dictionary hides one of them. Text of many megabytes is taken apart
 first, in steps.
 """
@@ -32,15 +33,25 @@ _SPACED, _START = b'": ', 64
 _SHORTEST = len('{"":0,"":0}')
 
 _decode = msgspec.json.Decoder().decode
+_decode_texts = msgspec.json.Decoder(list[dict[str, str]]).decode
 _encode = msgspec.json.Encoder().encode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def is_compact(value: bytes) -> bool:
+def is_usual(value: bytes) -> bool:
     """Clear usual text: it is JSON, and no key stands twice in an object.
 
     :return: ``False`` says nothing.
     """
+    try:
+        kept = _decode_texts(value)
+    except msgspec.DecodeError:
+        return _is_compact(value)
+    # A text with escaped quotes has more of them, too.
+    return len(value) - len(value.replace(b'"', b"")) == 4 * sum(map(len, kept)) or _encode(kept) == value
+
+
+def _is_compact(value: bytes) -> bool:
     if value.find(_SPACED, 0, _START) >= 0:
         return False
     try:
@@ -50,7 +61,7 @@ def is_compact(value: bytes) -> bool:
 
 
 def check_pairs(value: bytes) -> None:
-    """:func:`check_doubled` of what is not compact."""
+    """:func:`check_doubled` of what is not usual."""
     _read_pairs(value.decode())
 
 
@@ -61,7 +72,7 @@ def check_doubled(value: bytes) -> None:
         :func:`~llmgw.core.json_rules.check_shape` lets pass.
     :raise InvalidRequest: naming the key.
     """
-    if not is_compact(value):
+    if not is_usual(value):
         check_pairs(value)
 
 

@@ -2,7 +2,7 @@
 
 A few looks at the bytes, all at C speed and linear in their number:
 
-:func:`few_openers` clears the many short bodies that have fewer brackets, in
+:func:`few_openers` clears the many bodies that have fewer brackets, in
 strings or out of them, than may be inside each other.
 
 :func:`check_shape` judges the others. It bounds nesting, structural characters
@@ -106,14 +106,16 @@ _FEW_DIGITS = 64
 
 
 def few_openers(body: bytes, limits: BodyLimits) -> int | None:
-    """Clear a body of usual size without telling strings from the rest.
+    """Clear a usual body without telling strings from the rest.
 
     :return: how many objects and arrays it has at most, when so few that
         :func:`check_shape` would pass it and find nothing opaque, whatever the
         bytes are; else ``None``, which says nothing.
     """
     size = len(body)
-    if size > _WINDOW or size > limits.structural or limits.number_digits < _FEW_DIGITS:
+    if size > limits.structural or limits.number_digits < _FEW_DIGITS:
+        return None
+    if size > _WINDOW and _may_be_opaque(body):
         return None
     # Taking out what is rare is far quicker than counting it.
     opened = 2 * size - len(body.replace(b"{", b"")) - len(body.replace(b"[", b""))
@@ -121,6 +123,13 @@ def few_openers(body: bytes, limits: BodyLimits) -> int | None:
     if opened > limits.depth or b"0000" in body[::16].translate(_DIGITS):
         return None
     return opened
+
+
+def _may_be_opaque(body: bytes) -> bool:
+    """Whether a string of more than a window could look like base64: it would cover one of the samples."""
+    return not all(
+        body[start : start + _GAP].translate(None, _BASE64) for start in range(0, len(body), _WINDOW // 2)
+    )
 
 
 def check_shape(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Shape:

@@ -774,6 +774,14 @@ def test_few_openers_are_counted_with_those_in_strings_or_not_at_all():
     assert few_openers(b'{"a":"%b"}' % (b"[" * 64), BodyLimits()) is None
     assert few_openers(b'{"a":"%b"}' % (b"1" * 65), BodyLimits()) is None
     assert few_openers(b'{"a":"%b"}' % (b"x" * 20_000), BodyLimits()) is None
+    assert few_openers(b'{"a":"%b"}' % (b"x y " * 5_000), BodyLimits()) == 1
+    assert few_openers(b'{"a":"%b"}' % (b"x y " * 25_000), BodyLimits()) is None
+
+
+@pytest.mark.parametrize("before", range(0, 20_000, 1_234))
+def test_what_looks_like_base64_is_never_passed_over(before):
+    body = b'{"a":"%b","b":"%b"}' % (b"x " * (before // 2), b"x" * 16_384)
+    assert few_openers(body, BodyLimits()) is None
 
 
 # --- changes ------------------------------------------------------------------

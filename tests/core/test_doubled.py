@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.core import doubled
-from llmgw.core.doubled import check_doubled, doubled_steps
+from llmgw.core.doubled import check_doubled, check_pairs, doubled_steps, is_usual
 from llmgw.core.json_rules import BodyLimits
 from llmgw.errors import InvalidRequest
 
@@ -56,6 +56,35 @@ texts = st.recursive(
     ),
     max_leaves=10,
 )
+
+
+words = st.sampled_from(
+    ['"a"', '"b"', '""', '"\\""', '"\\\\"', '"\\n"', '"\\u0022"', '"\\u0061"', '"\\ud800"', '"é"', '"{:,"']
+)
+messages = st.lists(
+    st.lists(
+        st.tuples(words, words | st.sampled_from(["1", "null", "[]", '["a"]', '{"a":"b"}'])), max_size=3
+    ),
+    max_size=3,
+)
+
+
+@given(messages, st.sampled_from([(",", ":"), (", ", ": "), (" ,", " :")]))
+def test_usual_text_has_no_key_twice(pairs: list[list[tuple[str, str]]], layout: tuple[str, str]) -> None:
+    comma, colon = layout
+    objects = ["{" + comma.join(map(colon.join, members)) + "}" for members in pairs]
+    value = f"[{comma.join(objects)}]".encode()
+    if is_usual(value):
+        check_pairs(value)
+
+
+@pytest.mark.parametrize("layout", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("content", ["hello", 'say "hello"', "a\nb\\c"])
+def test_a_key_that_stands_twice_is_not_usual(layout: tuple[str, str], content: str) -> None:
+    comma, colon = layout
+    good = json.dumps([{"role": "user", "content": content}] * 3, separators=layout).encode()
+    assert is_usual(good) or (colon == ": " and '"' in content)
+    assert not is_usual(good[:-2] + f'{comma}"role"{colon}"user"}}]'.encode())
 
 
 @given(texts, st.integers(1, 30))
