@@ -6,8 +6,12 @@ some time has passed, the longer the more trials failed, and a number of request
 went elsewhere; so one that fails six times in ten gets next to nothing, be the
 requests many or few. Where the others are hard pressed, time alone must do. After
 a trial that went well another one follows at once, and a few of them in a row bring
-the backend back. One where nobody listened is another matter: it is tried often, as
-that costs next to nothing, and a single good answer says that it is back.
+the backend back. A first token is enough: whoever fails fast does not come so far.
+
+One that is gone is another matter: nobody listened, or all that was under way there was
+cut at once, as when a server restarts. Such a one is not half ill but away for a time. It
+is tried every two seconds, or less often when it has been away for long, and a single good
+sign says that it is back.
 
 The gateway's breakers stand before this and take away what is plainly dead. This
 is for what fails too seldom for them, and for routers driven without breakers.
@@ -44,8 +48,15 @@ TRIAL_FIRST_S, TRIAL_LAST_S = 5.0, 30.0
 GROWTH, SHRINK = 6.0, 0.7
 """What a failed trial makes of that time, and one that went well."""
 
-REFUSED_FIRST_S, REFUSED_LAST_S = 0.5, 2.0
-"""The same where nobody listens."""
+GONE_FIRST_S, GONE_NEXT_S = 0.5, 2.0
+"""The same for one that is gone."""
+
+GONE_SHARE = 0.25
+"""Trials that fail otherwise than by nobody listening, which costs little, are at least this
+share of the time apart for which it has been gone."""
+
+TOGETHER_S = 1.0
+"""Requests that are cut so close together are lost at once."""
 
 TRIAL_SENT = 128
 """Requests that must have been sent until the next trial, to whomever,"""
@@ -65,9 +76,12 @@ class Doubt:
 
     __slots__ = (
         "_answers",
+        "_back_s",
+        "_cut_s",
         "_due_s",
         "_due_sent",
-        "_refused",
+        "_gone",
+        "_gone_s",
         "_row",
         "_struck_s",
         "at_s",
@@ -85,7 +99,8 @@ class Doubt:
         self.pause_s = 0.0
         self._due_sent = 0
         self._due_s = -inf
-        self._refused = False
+        self._gone = False
+        self._gone_s = self._back_s = self._cut_s = -inf
         self._struck_s = -inf
         self._answers = 0
         self._row = 0
@@ -101,7 +116,16 @@ class Doubt:
         """
         return now_s >= self.trial_s and (sent >= self._due_sent or now_s >= self._due_s)
 
-    def failed(self, started_s: float, now_s: float, sent: int, refused: bool) -> None:
+    def failed(
+        self,
+        started_s: float,
+        now_s: float,
+        sent: int,
+        *,
+        refused: bool = False,
+        cut: bool = False,
+        left: int = 1,
+    ) -> bool:
         """A request failed through the backend's fault.
 
         Those that were under way when the last failure became known say nothing new
@@ -109,27 +133,47 @@ class Doubt:
 
         :param sent: see :meth:`is_due`.
         :param refused: nobody listened.
+        :param cut: its connection or stream was cut.
+        :param left: so many of ours are there still.
+        :return: whether all that was there is lost.
         """
         self.count = count = min(self.now(now_s) + 1.0, MOST)
         self.at_s = now_s
         self.out = self.out or count >= (OUT if self._answers >= PROVEN else OUT_NEW)
-        self._refused = refused
-        if started_s >= self._struck_s:
-            self._struck_s = now_s
-            self._row = 0
-            first_s, last_s = (REFUSED_FIRST_S, REFUSED_LAST_S) if refused else (TRIAL_FIRST_S, TRIAL_LAST_S)
-            self.pause_s = min(max(self.pause_s, first_s), last_s)
+        if cut:
+            self._cut_s = now_s
+        lost = not left and not self._gone and self._is_lost(now_s)
+        if lost or (refused and not self._gone):
+            self._gone = True
+            self._gone_s, self.pause_s = now_s, 0.0
+        elif started_s < self._struck_s:
+            return False
+        self._struck_s = now_s
+        self._row = 0
+        if self._gone:
+            self.pause_s = max(self.pause_s, GONE_FIRST_S)
             self.tried(now_s, sent)
-            self.pause_s = min(GROWTH * self.pause_s, last_s)
+            away_s = 0.0 if refused else now_s - self._gone_s
+            self.pause_s = min(max(GONE_NEXT_S, GONE_SHARE * away_s), TRIAL_LAST_S)
+        else:
+            self.pause_s = min(max(self.pause_s, TRIAL_FIRST_S), TRIAL_LAST_S)
+            self.tried(now_s, sent)
+            self.pause_s = min(GROWTH * self.pause_s, TRIAL_LAST_S)
+        return lost
 
-    def succeeded(self, started_s: float, now_s: float) -> None:
-        """A request was answered whole; one older than the last failure says nothing of now."""
+    def _is_lost(self, now_s: float) -> bool:
+        """Whether the last ones there were cut just now; if that happened lately, too, it is an illness."""
+        return now_s - self._cut_s < TOGETHER_S and now_s - self._back_s > FADE_S
+
+    def answered(self, started_s: float, now_s: float) -> None:
+        """A first token came, or a whole answer without one; to a request older than the last
+        failure it says nothing of now."""
         self._answers += 1
         if started_s < self._struck_s or not self.count:
             return
         self._row += 1
-        if self._refused:
-            self.revived()
+        if self._gone:
+            self.revived(now_s)
         left = FORGIVEN * self.now(now_s)
         if self.out:
             self.trial_s = self._due_s = now_s
@@ -142,13 +186,15 @@ class Doubt:
 
     def tried(self, now_s: float, sent: int) -> None:
         """Chosen while in doubt: the next trial is some way off."""
-        self.trial_s = now_s + max(self.pause_s, REFUSED_FIRST_S)
+        self.trial_s = now_s + max(self.pause_s, GONE_FIRST_S)
         self._due_s = now_s + TRIAL_LATE_S
-        self._due_sent = sent if self._refused else sent + TRIAL_SENT
+        self._due_sent = sent if self._gone else sent + TRIAL_SENT
 
-    def revived(self) -> None:
+    def revived(self, now_s: float) -> None:
         """It answers again after nobody was there: what failed then is explained."""
+        if self.out:
+            self._back_s = now_s
         self.count = min(self.count, BACK)
         self.pause_s = 0.0
         self.trial_s = self._due_s = -inf
-        self.out = self._refused = False
+        self.out = self._gone = False

@@ -257,6 +257,7 @@ class ExpectedTtft:
             if flight is not None and flight.ttft_s is None and flight.backend_id == event.backend_id:
                 lane = self._lanes[event.backend_id]
                 lane.first_token(event.request_id, flight, event.at_s, event.ttft_s)
+                self._is_well(lane, flight.started_s, event.at_s)
                 if flight.marks:
                     self._index.insert(flight.marks, lane.id, lane.told_slots or UNKNOWN_SLOTS)
         else:
@@ -302,13 +303,32 @@ class ExpectedTtft:
                 shadow.free(flight.slot, event.request_id, now_s)
         if not event.ok:
             if reason not in NO_BLAME and not reason.startswith("status_4"):
-                lane.doubt.failed(flight.started_s, now_s, self._pace.sent, reason in ("connect", "refused"))
+                lost = lane.doubt.failed(
+                    flight.started_s,
+                    now_s,
+                    self._pace.sent,
+                    refused=reason in ("connect", "refused"),
+                    cut=reason in ("reset", "cut") or (flight.ttft_s is not None and reason != "timeout"),
+                    left=lane.own,
+                )
+                if lost:
+                    self._forget(lane.id)
                 lane.until_s = -inf
         elif reason == "done":
-            if lane.doubt.count:
-                lane.until_s = -inf
-            lane.doubt.succeeded(flight.started_s, now_s)
+            if flight.ttft_s is None:
+                self._is_well(lane, flight.started_s, now_s)
             self._answered(flight, lane, event)
+
+    def _forget(self, backend_id: str) -> None:
+        """Its caches are empty."""
+        self._index.forget(backend_id)
+        self._shadows.pop(backend_id, None)
+
+    def _is_well(self, lane: Lane, started_s: float, now_s: float) -> None:
+        """A request that was sent then has a good answer, or its beginning."""
+        if lane.doubt.count:
+            lane.until_s = -inf
+        lane.doubt.answered(started_s, now_s)
 
     def _answered(self, flight: Flight, lane: Lane, event: Finished) -> None:
         prompt, cached, output = event.prompt_tokens, event.cached_tokens, event.output_tokens
@@ -335,9 +355,8 @@ class ExpectedTtft:
             lane.away = True
         elif report.alive and lane.away:
             lane.away = False
-            self._index.forget(backend_id)
-            self._shadows.pop(backend_id, None)
-            lane.doubt.revived()
+            self._forget(backend_id)
+            lane.doubt.revived(event.at_s)
             lane.until_s = -inf
         if report.slots and report.slots != lane.told_slots:
             lane.told_slots = lane.slots = report.slots

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,7 +20,20 @@ from llmgw.errors import ConfigError
 from llmgw.interfaces import IOrderingRouter
 from llmgw.routing import bounded_wait
 from llmgw.routing import expected_ttft as module
-from llmgw.routing.doubt import BACK, GROWTH, PROVEN, ROW, TRIAL_FIRST_S, TRIAL_LATE_S, TRIAL_SENT, Doubt
+from llmgw.routing.doubt import (
+    BACK,
+    GONE_FIRST_S,
+    GONE_NEXT_S,
+    GONE_SHARE,
+    GROWTH,
+    PROVEN,
+    ROW,
+    TRIAL_FIRST_S,
+    TRIAL_LAST_S,
+    TRIAL_LATE_S,
+    TRIAL_SENT,
+    Doubt,
+)
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
 from llmgw.routing.pace import Flight, Pace, Prices
@@ -504,13 +518,53 @@ def test_a_restarted_one_is_back_in_seconds() -> None:
     for number in range(play.count - 11, play.count + 1):
         play.router.observe(Finished(f"r{number}", "best", play.now_s, False, "reset", 0.1))
     play.router.observe(HealthChanged("best", play.now_s, HealthReport(False, refused=True)))
-    assert [play.serve() for _ in range(3)] == ["other"] * 3
+    assert play.serve() == "other"
     play.router.observe(HealthChanged("best", play.now_s, HealthReport(True, slots=4)))
     begun_s = play.now_s
     names = [play.serve() for _ in range(12)]
     assert names[0] == "best"
     assert play.now_s - begun_s < 12.0
     assert names[-3:] == ["best"] * 3
+
+
+def lose(play: Play, *reasons: str) -> None:
+    """So many streams begin at "best", after turns enough to be known, and end in this way."""
+    for _ in range(20):
+        play.serve(1000, range(5))
+    for _ in reasons:
+        play.ask(among=play.fleet[:1])
+        play.router.observe(Started(f"r{play.count}", "best", play.now_s))
+        play.router.observe(FirstToken(f"r{play.count}", "best", play.now_s + 0.1, 0.1))
+    play.now_s += 0.2
+    for number, reason in enumerate(reasons, play.count - len(reasons) + 1):
+        play.router.observe(Finished(f"r{number}", "best", play.now_s, False, reason, 0.2))
+
+
+@pytest.mark.parametrize("reason", ["reset", "cut", "status_503", "error"])
+def test_one_that_lost_all_its_streams_at_once_is_back_with_its_next_first_token(reason: str) -> None:
+    """As a restart looks where nobody sends health reports, whatever the reason is called."""
+    play = Play({"best": 8000.0, "other": 500.0})
+    lose(play, *[reason] * 4)
+    assert play.router._index.length(range(5), "best") == 0
+    assert play.ask().backend.id == "other"
+    for _ in range(4):  # trials every two seconds while it is away
+        play.now_s += 2.0
+        assert play.serve(ok=False, reason="status_503") == "best"
+    play.now_s += 2.0
+    assert play.ask().backend.id == "best"
+    play.router.observe(Started(f"r{play.count}", "best", play.now_s))
+    assert play.ask().backend.id == "other"
+    play.router.observe(FirstToken(f"r{play.count - 1}", "best", play.now_s + 0.1, 0.1))
+    play.now_s += 0.1
+    assert play.ask().backend.id == "best"
+
+
+def test_streams_that_stall_are_no_restart() -> None:
+    play = Play({"best": 8000.0, "other": 500.0})
+    lose(play, "timeout", "timeout", "timeout")
+    assert play.router._index.length(range(5), "best") > 0
+    play.now_s += 2.0
+    assert play.serve() == "other"
 
 
 def test_where_all_fail_somebody_is_asked_all_the_same() -> None:
@@ -883,26 +937,26 @@ def test_a_conversation_without_a_session_is_known_by_its_beginning() -> None:
 def proven() -> Doubt:
     doubt = Doubt()
     for number in range(PROVEN):
-        doubt.succeeded(float(number), float(number))
+        doubt.answered(float(number), float(number))
     return doubt
 
 
 def test_two_failures_close_together_are_too_many_and_one_is_for_who_never_answered() -> None:
     doubt = proven()
-    doubt.failed(10.0, 10.0, 0, refused=False)
+    doubt.failed(10.0, 10.0, 0)
     assert not doubt.out
-    doubt.failed(100.0, 100.0, 0, refused=False)
+    doubt.failed(100.0, 100.0, 0)
     assert not doubt.out
-    doubt.failed(101.0, 101.0, 0, refused=False)
+    doubt.failed(101.0, 101.0, 0)
     assert doubt.out
     doubt = Doubt()
-    doubt.failed(10.0, 10.0, 0, refused=False)
+    doubt.failed(10.0, 10.0, 0)
     assert doubt.out
 
 
 def test_a_trial_is_due_after_some_time_and_requests_or_after_long() -> None:
     doubt = Doubt()
-    doubt.failed(0.0, 0.0, 7, refused=False)
+    doubt.failed(0.0, 0.0, 7)
     assert not doubt.is_due(TRIAL_FIRST_S - 0.1, 7 + TRIAL_SENT)
     assert not doubt.is_due(TRIAL_FIRST_S, 6 + TRIAL_SENT)
     assert doubt.is_due(TRIAL_FIRST_S, 7 + TRIAL_SENT)
@@ -913,18 +967,18 @@ def test_a_trial_is_due_after_some_time_and_requests_or_after_long() -> None:
 def test_a_few_good_answers_in_a_row_bring_back_what_failed_often() -> None:
     doubt = Doubt()
     for now_s in (0.0, 1.0):
-        doubt.failed(now_s, now_s, 0, refused=False)
-    doubt.succeeded(0.5, 1.5)  # older than the last failure
+        doubt.failed(now_s, now_s, 0)
+    doubt.answered(0.5, 1.5)  # older than the last failure
     assert doubt.now(1.5) > 1.9
     for _ in range(ROW - 1):
-        doubt.succeeded(500.0, 500.0)
+        doubt.answered(500.0, 500.0)
     assert doubt.out  # long ago, but too few
     assert doubt.count > 0.0
     assert doubt.is_due(500.0, 0)
-    doubt.failed(600.0, 600.0, 0, refused=False)
+    doubt.failed(600.0, 600.0, 0)
     for now_s in (700.0, 701.0, 702.0):
         assert doubt.out
-        doubt.succeeded(now_s, now_s)
+        doubt.answered(now_s, now_s)
     assert not doubt.out
     assert doubt.now(702.0) <= BACK
 
@@ -935,8 +989,54 @@ def test_one_good_answer_is_enough_where_nobody_had_listened() -> None:
         doubt.failed(now_s, now_s, 0, refused=now_s > 0.0)
     assert doubt.trial_s == 6.5
     assert doubt.is_due(6.5, 0)
-    doubt.succeeded(6.5, 7.0)
+    doubt.answered(6.5, 7.0)
     assert not doubt.out
+
+
+def lost(doubt: Doubt, now_s: float) -> bool:
+    """Two requests are cut, and nothing else was there."""
+    doubt.failed(now_s - 1.0, now_s, 0, cut=True, left=1)
+    return doubt.failed(now_s - 1.0, now_s, 0, cut=True, left=0)
+
+
+def test_one_that_is_gone_is_tried_by_time_alone_and_less_often_the_longer_it_lasts() -> None:
+    doubt = proven()
+    assert lost(doubt, 10.0)
+    assert doubt.out
+    assert not doubt.is_due(10.0 + GONE_FIRST_S - 0.1, 0)
+    tried_s = [10.0]
+    while len(tried_s) < 25:
+        assert doubt.is_due(doubt.trial_s, 0)
+        tried_s.append(doubt.trial_s)
+        assert not doubt.failed(doubt.trial_s, doubt.trial_s, 0, cut=True, left=0)
+    pauses = [later - sooner for sooner, later in pairwise(tried_s)]
+    assert pauses[:4] == [GONE_FIRST_S, GONE_NEXT_S, GONE_NEXT_S, GONE_NEXT_S]
+    assert all(later >= sooner for sooner, later in pairwise(pauses))
+    assert pauses[13] == GONE_SHARE * (tried_s[12] - 10.0) > GONE_NEXT_S
+    assert pauses[-1] == TRIAL_LAST_S
+    doubt.answered(tried_s[-1] + 1.0, tried_s[-1] + 1.0)
+    assert not doubt.out
+
+
+def test_one_that_is_lost_again_soon_is_ill() -> None:
+    doubt = proven()
+    lost(doubt, 10.0)
+    doubt.answered(20.0, 20.0)
+    assert not doubt.out
+    assert not lost(doubt, 30.0)
+    assert doubt.out
+    assert not doubt.is_due(30.0 + GONE_NEXT_S, 0)
+    for _ in range(ROW):
+        doubt.answered(200.0, 200.0)
+    assert lost(doubt, 400.0)
+
+
+def test_one_cut_alone_is_no_loss_of_all() -> None:
+    doubt = proven()
+    assert not doubt.failed(9.0, 10.0, 0, cut=True, left=3)
+    assert not doubt.failed(19.0, 20.0, 0, left=0)
+    assert doubt.out
+    assert not doubt.is_due(20.0 + GONE_NEXT_S, 0)
 
 
 def test_a_patient_router_takes_what_is_free_when_waiting_gains_nothing() -> None:

@@ -12,13 +12,20 @@ from llmgw.simulation.run import Result, Settings, simulate
 from llmgw.simulation.workload import chat, mixed
 
 
-def run(*faults: str, load: float = 0.5, count: int = 1500, seed: int = 5, gateways: int = 1) -> Result:
+def run(
+    *faults: str,
+    load: float = 0.5,
+    count: int = 1500,
+    seed: int = 5,
+    gateways: int = 1,
+    health_every_s: float = 5.0,
+) -> Result:
     fleet = mixed_fleet()
     return simulate(
         mixed(seed, fleet, load, count),
         fleet,
         lambda number: ExpectedTtft(seed=number),
-        Settings(cap="none", seed=seed, gateways=gateways),
+        Settings(cap="none", seed=seed, gateways=gateways, health_every_s=health_every_s),
         faults=[parse_fault(each) for each in faults],
     )
 
@@ -31,6 +38,13 @@ def test_a_restarted_node_is_back_at_half_its_share_within_ten_seconds() -> None
     for seed in (5, 6):
         result = run("restart node=a100-1 at=20 down=3 load=5", count=1500, seed=seed)
         before, after = share_of(result, "a100-1", 5.0, 20.0), share_of(result, "a100-1", 38.0, 60.0)
+        assert after >= before / 2
+
+
+def test_a_restarted_node_is_back_as_soon_where_nobody_sends_health_reports() -> None:
+    for seed in (5, 6, 7):
+        result = run("restart node=a100-1 at=20 down=3 load=5", count=800, seed=seed, health_every_s=1e6)
+        before, after = share_of(result, "a100-1", 5.0, 20.0), share_of(result, "a100-1", 33.0, 43.0)
         assert after >= before / 2
 
 
