@@ -17,7 +17,7 @@ from twisted.logger import Logger, LogLevel
 from llmgw import plugins
 from llmgw.certificates import BadPair, read_pair
 from llmgw.config import BackendConfig, LoaderConfig, PluginConfig
-from llmgw.core.fleet import BackendSpec
+from llmgw.core.fleet import BackendSpec, Turned
 from llmgw.core.http import HeadLimits
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.gateway.backend_http import Outbound
@@ -59,6 +59,7 @@ class Backends:
         self._reactor = reactor
         self._watches: dict[str, Watch] = {}
         self._told: dict[str, str] = {}  # by the log, of each at its last change
+        self._out: set[tuple[str, str]] = set()  # backend and model, told to be taken out
         self._health: dict[str, tuple[PluginConfig, ...]] = {}
         self._running = False
         # What TLS files held when their backend was put in place.
@@ -91,6 +92,7 @@ class Backends:
     def start(self) -> None:
         """Start watching."""
         self._running = True
+        self._fleet.turned = self._turned
         for watch in self._watches.values():
             watch.start()
 
@@ -196,9 +198,33 @@ class Backends:
             self._told[id] = kind
             self.log.emit(level, "backend {backend}: {what}", backend=id, what=what)
 
+    def _turned(self, turned: Turned) -> None:
+        """A breaker has turned. Into the log, but not each trial that fails until it is back."""
+        place = (turned.backend_id, turned.model)
+        model = f" for {turned.model!r}" if turned.model else ""
+        if not turned.reason:
+            self._out.discard(place)
+            self.log.info(
+                "backend {backend}: its trials{model} went well; it is warmed up",
+                backend=turned.backend_id,
+                model=model,
+            )
+        elif place not in self._out:
+            self._out.add(place)
+            self.log.warn(
+                "backend {backend}: taken out{model}, as its requests fail"
+                " ({streak} in a row, the last one: {reason}); tried again in {again} s",
+                backend=turned.backend_id,
+                model=model,
+                streak=turned.streak,
+                reason=turned.reason,
+                again=max(1, round(turned.again_s)),
+            )
+
     def _remove(self, id: str) -> None:
         self._watches.pop(id).stop()
         self._told.pop(id, None)
+        self._out = {place for place in self._out if place[0] != id}
         self._loads.drop(id)
         del self._health[id], self._files[id]
         self._fleet.remove(id, self._sweep.clock())

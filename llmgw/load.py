@@ -17,8 +17,8 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from llmgw.core.member import Standing
 from llmgw.core.placement import Nowhere, Place, Wait
+from llmgw.core.standing import Standing
 from llmgw.errors import GatewayError, LoadUndone, ModelLoading
 from llmgw.load_locks import Told
 

@@ -16,9 +16,9 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from llmgw.core.hold import LoadTimes, Setbacks, remaining_s
-from llmgw.core.member import Standing
 from llmgw.core.placement import LOOK_AGAIN_S, Nowhere, Place, Wait, place
 from llmgw.core.retry import retry_after
+from llmgw.core.standing import Standing
 from llmgw.discovery.etcd_client import EtcdOptions, check_etcd_options
 from llmgw.discovery.standing import read_options
 from llmgw.errors import GatewayError, ModelLoading, NoBackend

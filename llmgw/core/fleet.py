@@ -25,12 +25,13 @@ from typing import Any
 
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.hold import LOAD_S
-from llmgw.core.lease import Lease
-from llmgw.core.member import CHECK_S, Down, Member, Standing
+from llmgw.core.lease import Lease, Turned
+from llmgw.core.member import CHECK_S, Member
 from llmgw.core.picture import picture
 from llmgw.core.pools import Pool, Pools
 from llmgw.core.retry import retry_after
 from llmgw.core.spec import BackendSpec
+from llmgw.core.standing import Down, Standing
 from llmgw.core.stock import Stock
 from llmgw.errors import (
     ContextLengthExceeded,
@@ -49,7 +50,7 @@ from llmgw.values import (
     Started,
 )
 
-__all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing"]
+__all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing", "Turned"]
 
 
 class Fleet:
@@ -63,6 +64,7 @@ class Fleet:
         nobody waits. What time alone brings back is not told.
     :ivar pressed: gets members of which some had no room, and whether none had; must
         not raise. ``None``: caps are not shared.
+    :ivar turned: gets what a breaker has done; must not raise. ``None``: nobody wants to know.
     :ivar panics: how many choices were made in panic.
     :ivar heard_s: the latest time anybody told.
     """
@@ -71,6 +73,7 @@ class Fleet:
         self.observe: Callable[[Event], None] | None = None
         self.freed: Callable[[str], None] | None = None
         self.pressed: Callable[[Sequence[Member], bool], object] | None = None
+        self.turned: Callable[[Turned], object] | None = None
         self.panics = 0
         self.heard_s = -inf
         self._rules = rules

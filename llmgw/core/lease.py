@@ -10,7 +10,9 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from llmgw.core.breaker import CLOSED
+from msgspec import Struct
+
+from llmgw.core.breaker import CLOSED, OPEN, SLOW_START, State
 from llmgw.values import Backend, Finished, FirstToken, Request, Usage
 
 if TYPE_CHECKING:
@@ -21,20 +23,37 @@ NO_VERDICT = frozenset({"client_gone", "dropped", "deadline", "busy", "loading",
 """Reasons of an end that say nothing about the backend; ``status_4…`` is another."""
 
 
+class Turned(Struct, frozen=True):
+    """A breaker has taken a backend out for a model, or lets it back in.
+
+    :param model: empty where the backend's models are not known.
+    :param reason: the last failure's; empty when it is back.
+    :param streak: failures of the backend in a row.
+    :param again_s: time until it is tried again.
+    """
+
+    backend_id: str
+    model: str
+    reason: str = ""
+    streak: int = 0
+    again_s: float = 0.0
+
+
 class Lease:
     """One request's hold on one backend. Who takes it calls :meth:`drop` on its way
     out, whatever happened, so that no count can leak.
 
     :ivar moved_s: when its stream last moved; the relay may set it directly.
+    :ivar reason: how it ended; empty before.
     """
 
     __slots__ = (
         "_breaker",
-        "_done",
         "_fleet",
         "_member",
         "_ticket",
         "moved_s",
+        "reason",
         "request",
         "started_s",
         "ttft_s",
@@ -47,7 +66,7 @@ class Lease:
         self.ttft_s: float | None = None
         self._fleet = fleet
         self._member = member
-        self._done = False
+        self.reason = ""
         self._breaker = breaker = member.breaker(request.model)
         self._ticket = breaker.started(now_s)
         member.leases.add(self)
@@ -64,14 +83,16 @@ class Lease:
 
     def first_token(self, now_s: float) -> None:
         """The first content-bearing event arrived. Later calls do nothing."""
-        if self._done or self.ttft_s is not None:
+        if self.reason or self.ttft_s is not None:
             return
         self.moved_s = now_s
         self.ttft_s = ttft_s = now_s - self.started_s
         member, breaker = self._member, self._breaker
         member.profile.first_token(ttft_s, now_s)
-        if breaker.state is not CLOSED:
+        before = breaker.state
+        if before is not CLOSED:
             breaker.first_token(now_s, self._ticket)
+            self._tell(before, now_s)
         observe = self._fleet.observe
         if observe is not None:
             observe(FirstToken(self.request.id, member.spec.id, now_s, ttft_s))
@@ -97,11 +118,11 @@ class Lease:
         :param refused: nobody listened there.
         :param busy_until_s: by its ``Retry-After``; no blame, but a pause.
         """
-        if self._done:
+        if self.reason:
             return
-        self._done = True
+        self.reason = reason
         member, breaker, duration_s = self._member, self._breaker, now_s - self.started_s
-        profile = member.profile
+        profile, before = member.profile, breaker.state
         member.leases.discard(self)
         profile.ended(now_s)
         if usage is not None or token_rate is not None:
@@ -117,11 +138,12 @@ class Lease:
             if reason == "loading":
                 member.said_loading(now_s)
         else:
-            member.failed(refused, now_s)
+            member.failed(reason, refused, now_s)
             alone, may_open = self._fleet.room(member, self.request.model)
             breaker.failure(now_s, self._ticket, refused=refused, alone=alone, may_open=may_open)
         if breaker.state is not CLOSED:
             member.quiet = False
+            self._tell(before, now_s)
         if member.removed:
             self._fleet.returned(member)
         observe = self._fleet.observe
@@ -144,7 +166,19 @@ class Lease:
         if freed is not None:
             freed(member.spec.id)
 
+    def _tell(self, before: State, now_s: float) -> None:
+        """Whether it has taken the backend out, or let it back in."""
+        turned, breaker, member = self._fleet.turned, self._breaker, self._member
+        if turned is None or breaker.state is before:
+            return
+        key = member.key(self.request.model)
+        if breaker.state is OPEN:
+            again_s, streak = breaker.opens_again_s(now_s), member.view.failure_streak
+            turned(Turned(member.spec.id, key, member.fault, streak, again_s))
+        elif breaker.state is SLOW_START:
+            turned(Turned(member.spec.id, key))
+
     def drop(self) -> None:
         """Give it back with no verdict, if it was not finished. Later calls do nothing."""
-        if not self._done:
+        if not self.reason:
             self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")

@@ -16,7 +16,6 @@ usual case: nothing of all this is on, so the choice need not ask.
 
 from __future__ import annotations
 
-import enum
 import sys
 from math import inf
 from random import Random
@@ -26,6 +25,7 @@ from llmgw.core.breaker import CLOSED, HALF_OPEN, OPEN, Breaker, BreakerRules, r
 from llmgw.core.hold import LOAD_S
 from llmgw.core.profile import LiveProfile
 from llmgw.core.spec import BackendSpec
+from llmgw.core.standing import Down, Standing
 from llmgw.values import Backend, HealthReport
 
 if TYPE_CHECKING:
@@ -54,27 +54,6 @@ CHECK_S = 5.0
 """When to ask again for what only a health check can bring back."""
 
 
-class Standing(enum.Enum):
-    """May a member be sent a request for a model?
-
-    ``EJECTED`` is the passive kind of absence, an opinion that panic ignores;
-    ``DOWN`` is the active kind.
-    """
-
-    READY = "ready"
-    EJECTED = "ejected"
-    BUSY = "busy"
-    LOADING = "loading"
-    DOWN = "down"
-
-
-class Down(enum.Enum):
-    """Why health checks took a member out."""
-
-    REFUSED = "refused"
-    TIMEOUT = "timeout"
-
-
 class Member:
     """A backend's whole state in this process. Written by :class:`~llmgw.core.fleet.Fleet` alone.
 
@@ -90,6 +69,7 @@ class Member:
     :ivar view: ``profile.view``.
     :ivar models: names it serves, ``None`` while not known.
     :ivar quiet: nothing is wrong or warming up.
+    :ivar fault: how the last request ended that failed through its fault; empty before.
     """
 
     __slots__ = (
@@ -112,6 +92,7 @@ class Member:
         "cap",
         "down",
         "draining",
+        "fault",
         "health",
         "kind",
         "leases",
@@ -140,6 +121,7 @@ class Member:
         self.draining = False
         self.removed = False
         self.quiet = True
+        self.fault = ""
         self.busy_until_s = -inf
         self.loading_until_s = -inf
         self._rules = rules
@@ -201,13 +183,17 @@ class Member:
         self._share = most
         self.room = self.cap if most is None else min(most, self.cap)
 
-    def breaker(self, model: str) -> Breaker:
-        """The breaker for ``model``, made at first use.
+    def key(self, model: str) -> str:
+        """By which name ``model`` is known in ``breakers``.
 
-        While the models are not known there is one for all names: names come
+        While the models are not known there is one for all names, ``""``: names come
         from callers, and must not fill the memory.
         """
-        key = model if self._named else ""
+        return model if self._named else ""
+
+    def breaker(self, model: str) -> Breaker:
+        """The breaker for ``model``, made at first use."""
+        key = self.key(model)
         breaker = self.breakers.get(key)
         if breaker is None:
             breaker = self.breakers[key] = Breaker(self._rules, self._dice)
@@ -215,7 +201,7 @@ class Member:
 
     def is_ejected(self, model: str) -> bool:
         """Passively out for ``model``; half-open counts as out."""
-        breaker = self.breakers.get(self._key(model))
+        breaker = self.breakers.get(self.key(model))
         return self.down is Down.TIMEOUT or (breaker is not None and breaker.state in (OPEN, HALF_OPEN))
 
     def standing(self, model: str, now_s: float, alone: bool = False) -> Standing:
@@ -237,7 +223,7 @@ class Member:
             ramp(now_s - self._warm_from_s, rules.slow_start_s, rules.slow_start_floor),
             ramp(now_s - self.busy_until_s, BUSY_BIAS_S, rules.slow_start_floor),
         )
-        breaker = self.breakers.get(self._key(model))
+        breaker = self.breakers.get(self.key(model))
         if breaker is not None:
             warmth = min(warmth, breaker.warmth(now_s))
         view.available = True
@@ -288,9 +274,10 @@ class Member:
         self.profile.succeeded(duration_s, now_s)
         self._refused = False
 
-    def failed(self, refused: bool, now_s: float) -> None:
+    def failed(self, reason: str, refused: bool, now_s: float) -> None:
         """A request failed through this backend's fault."""
         self.profile.failed(now_s)
+        self.fault = reason
         self._refused = refused
 
     def stocked(self, stock: Stock | None, now_s: float) -> bool:
@@ -351,9 +338,6 @@ class Member:
             return self._models
         return tuple(dict.fromkeys((*(self._models or ()), *self.stock.names)))
 
-    def _key(self, model: str) -> str:
-        return model if self._named else ""
-
     def _judge(self, model: str, now_s: float, alone: bool) -> Standing:
         if self.down is Down.REFUSED:
             return Standing.DOWN
@@ -363,7 +347,7 @@ class Member:
             return Standing.BUSY
         if self.down is Down.TIMEOUT and not alone:
             return Standing.EJECTED
-        breaker = self.breakers.get(self._key(model))
+        breaker = self.breakers.get(self.key(model))
         if breaker is not None and not breaker.allows(now_s, alone):
             return Standing.EJECTED
         return Standing.READY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llmgw.core.breaker import CLOSED, HALF_OPEN, OPEN, SLOW_START
-from llmgw.core.member import Standing
+from llmgw.core.standing import Standing
 
 if TYPE_CHECKING:
     from llmgw.core.fleet import Fleet
@@ -21,6 +21,9 @@ def picture(fleet: Fleet, member: Member, now_s: float) -> dict[str, Any]:
     standings = [member.standing(name, now_s, fleet.room(member, name)[0]) for name in models or ("",)]
     standing = Standing.READY if Standing.READY in standings else standings[0]
     overall = next(each for each in WORST_FIRST if each in states.values() or each is CLOSED)
+    detail = "" if member.health is None else member.health.detail
+    if standing is Standing.EJECTED and member.down is None:
+        detail = f"its requests failed, the last one: {member.fault}"
     available = standing is Standing.READY and not member.draining and not member.removed
     return {
         "id": spec.id,
@@ -51,5 +54,5 @@ def picture(fleet: Fleet, member: Member, now_s: float) -> dict[str, Any]:
         "context_length": member.backend.context_length,
         "weight": spec.weight,
         "labels": dict(spec.labels),
-        "detail": "" if member.health is None else member.health.detail,
+        "detail": detail,
     }

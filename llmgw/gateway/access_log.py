@@ -37,6 +37,7 @@ class AccessLine(Struct, omit_defaults=True):
     :param model: the name the client used; ``target`` the one the backend was asked for.
     :param why: the router's reason.
     :param attempts: how many backends were asked.
+    :param failed: those of them that gave the client nothing, and why.
     :param waited_s: for a slot (``[admission]``); absent if it did not.
     :param certificate: the subject of the client's certificate (RFC 4514), where one was asked for.
     :param ttft_s: from the request's arrival to the first token's at our socket.
@@ -58,6 +59,7 @@ class AccessLine(Struct, omit_defaults=True):
     backend: str | None = None
     why: str | None = None
     attempts: int = 0
+    failed: str | None = None
     waited_s: float | None = None
     overhead_s: float | None = None
     ttft_s: float | None = None
@@ -86,6 +88,7 @@ class AccessLine(Struct, omit_defaults=True):
         backend: str | None,
         why: str | None,
         attempts: int,
+        failed: str,
         waited_s: float,
         overhead_s: float | None,
         ttft_s: float | None,
@@ -111,6 +114,7 @@ class AccessLine(Struct, omit_defaults=True):
             backend=backend,
             why=why,
             attempts=attempts,
+            failed=failed or None,
             waited_s=round(waited_s, 6) or None,
             overhead_s=None if overhead_s is None else round(overhead_s, 6),
             ttft_s=None if ttft_s is None else round(ttft_s, 6),

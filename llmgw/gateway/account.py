@@ -23,6 +23,7 @@ CLIENT_GONE = 499
 class Account:
     """Collects while the exchange runs; :meth:`close` settles.
 
+    :ivar failed: attempts that gave the client nothing: each one's backend and why.
     :ivar usage: tokens by the backend's own word.
     :ivar charged: the limiter's reservation, to be settled; ``None`` once it is.
     :ivar sent_s: monotonic time at which the first attempt left for a backend.
@@ -39,6 +40,7 @@ class Account:
         "attempts",
         "backend",
         "charged",
+        "failed",
         "key",
         "meter",
         "model",
@@ -69,6 +71,7 @@ class Account:
         self.backend: str | None = None
         self.why: str | None = None
         self.attempts = 0
+        self.failed = ""
         self.prompt_estimate = 0
         self.charged: Any = None
         self.meter: Meter | None = None
@@ -79,6 +82,10 @@ class Account:
         self.outcome = "done"
         tracer = gateway.tracer
         self.trace = None if tracer is None else tracer.begin(incoming.head.headers.get(b"traceparent"))
+
+    def fails(self, backend_id: str, reason: str) -> None:
+        """An attempt gave the client nothing."""
+        self.failed += f"{', ' if self.failed else ''}{backend_id}: {reason}"
 
     def used(self) -> Usage | None:
         """Tokens to charge; ``None`` when no backend was reached.
@@ -135,6 +142,7 @@ class Account:
             self.backend,
             self.why,
             self.attempts,
+            self.failed,
             self.waited_s,
             overhead_s,
             ttft_s,

@@ -311,12 +311,12 @@ class Exchange:
             upstream=upstream,
             until_s=until_s,
         )
-        if account.trace is None:
-            return await attempt.run()
-        hop = account.trace.hop(choice.backend.id, now_s)
+        hop = None if account.trace is None else account.trace.hop(choice.backend.id, now_s)
         outcome = await attempt.run()
         if isinstance(outcome, Failed):
-            hop.end(gateway.clock(), outcome.error.code)
+            account.fails(choice.backend.id, lease.reason)
+            if hop is not None:
+                hop.end(gateway.clock(), outcome.error.code)
         return outcome
 
     def _may_retry(

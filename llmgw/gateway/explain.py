@@ -54,7 +54,7 @@ def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
         "prompt_tokens": request.prompt_tokens,
         "candidates": [_judged(router, request, backend, now_s) for backend in candidates],
         "left_out": [
-            {"backend": member["id"], "why": _why_out(member, target)}
+            {"backend": member["id"], "why": _why_out(member, request)}
             for member in fleet.snapshot(now_s)
             if member["id"] not in chosen
         ],
@@ -82,8 +82,8 @@ def _judged(router: Any, request: Request, backend: Backend, now_s: float) -> di
     }
 
 
-def _why_out(member: dict[str, Any], model: str) -> str:
-    models = member.get("models")
+def _why_out(member: dict[str, Any], request: Request) -> str:
+    models, model, window = member.get("models"), request.model, member.get("context_length")
     if models is not None and model not in models:
         return "does not serve the model"
     if member.get("draining"):
@@ -92,4 +92,9 @@ def _why_out(member: dict[str, Any], model: str) -> str:
         return "the model is not loaded there"
     if member.get("cap") is not None and member["in_flight"] >= member["cap"]:
         return "at its cap"
-    return str(member.get("standing") or "not available")
+    standing = str(member.get("standing") or "not available")
+    if standing == "ready":
+        if window is not None and window < request.prompt_tokens:
+            return f"its window of {window} tokens is too small"
+        return "no place is free there"
+    return f"{standing}: {member['detail']}" if standing == "ejected" else standing

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmgw.core.breaker import BreakerRules, State
 from llmgw.core.fleet import BackendSpec, Fleet
-from llmgw.core.member import Standing
+from llmgw.core.standing import Standing
 from llmgw.core.united import BREAKERS, STANDINGS, united
 
 

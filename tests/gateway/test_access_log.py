@@ -67,7 +67,7 @@ def test_a_file_that_was_moved_away_is_noticed_without_a_signal(log: Log, path: 
 
 
 def test_what_is_zero_is_left_out() -> None:
-    unused = (None, None, None, False, None, None, 0, 0.0, None, None, None, 0, None, None)
+    unused = (None, None, None, False, None, None, 0, "", 0.0, None, None, None, 0, None, None)
     line = AccessLine.of(1.0, "r", "p", "GET", "/health", 200, "done", 0.5, *unused)
     assert list(json.loads(msgspec.json.encode(line))) == [
         *("at", "id", "peer", "method", "route", "status", "outcome", "duration_s"),

@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 
 from llmgw.core.hold import Setbacks
-from llmgw.core.member import Standing
 from llmgw.core.placement import Nowhere, Place
+from llmgw.core.standing import Standing
 from llmgw.errors import GatewayError
 from llmgw.load import Load
 from llmgw.load_locks import Lock, Told
