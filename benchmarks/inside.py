@@ -119,7 +119,7 @@ class Rig:
         router: str = "expected-ttft",
         stream: bool = False,
     ) -> None:
-        secret = self._make_keys(os.path.join(folder, "keys.toml"), keys)
+        self.secret = self._make_keys(os.path.join(folder, "keys.toml"), keys)
         self.service = self._build(folder, backends, router)
         self._asked: UpstreamConnection | None = None
         for upstream in self.service.gateway.upstreams.values():
@@ -135,7 +135,7 @@ class Rig:
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8000\r\n"
             b"Content-Type: application/json\r\n"
             b"Accept: application/json\r\nUser-Agent: benchmark\r\nAuthorization: Bearer %b\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (secret.encode(), len(body), body)
+            b"Content-Length: %d\r\n\r\n%b" % (self.secret.encode(), len(body), body)
         )
 
     def ask(self) -> None:

@@ -1,4 +1,6 @@
-"""Whether a request or an event has become dearer since the figures that are kept: a report, never a failure.
+"""Whether everyday work has become dearer since the figures that are kept: a report, never a failure.
+
+It is a request, a long one, an event of a stream, the look-up of a key, and a request of the simulator.
 
     python benchmarks/regression.py [--keep]
 
@@ -14,16 +16,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from inside import Rig, least_us
 from rich.console import Console
 from rich.table import Table
 
+from llmgw.access.credentials import ApiKey
+from llmgw.access.keys import KeysChecker
+from llmgw.routing.weighted_least_connections import WeightedLeastConnections
+from llmgw.simulation.fleets import mixed_fleet
+from llmgw.simulation.run import simulate
+from llmgw.simulation.workload import mixed
 from llmgw.tap import tune_collector
 
 KEPT = Path(__file__).parent / "results" / "regression.json"
@@ -50,17 +60,35 @@ def fixed() -> None:
     b"\r\n".join([b"%b: %d" % (name.encode(), value) for name, value in seen.items()])
 
 
+def simulated() -> None:
+    """100 requests of a mixed load on unlike machines."""
+    fleet = mixed_fleet()
+    simulate(mixed(1, fleet, 0.7, 100), fleet, lambda _: WeightedLeastConnections())
+
+
 def quotients() -> dict[str, float]:
     """What each piece of work costs, in multiples of :func:`fixed`."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
-        plain, stream = Rig(folder), Rig(other, stream=True)
+    with ExitStack() as stack:
+        folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(3)]
+        plain, stream, long = (
+            Rig(folders[0]),
+            Rig(folders[1], stream=True),
+            Rig(folders[2], prompt_bytes=32_768),
+        )
         stream.begin_stream()
-        work: dict[str, Callable[[], None]] = {"request": plain.ask, "event": stream.event}
+        key, checker = ApiKey(plain.secret, "127.0.0.1"), KeysChecker(os.path.join(folders[0], "keys.toml"))
+        work: dict[str, tuple[Callable[[], object], int]] = {
+            "request": (plain.ask, 1000),
+            "request of 32 KB": (long.ask, 1000),
+            "event": (stream.event, 20_000),
+            "key": (lambda: checker.requestAvatarId(key), 20_000),
+            "100 requests simulated": (simulated, 5),
+        }
         taken: dict[str, list[float]] = {name: [] for name in work}
         for _ in range(ROUNDS):
-            for name, once in work.items():
+            for name, (once, times) in work.items():
                 base_us = least_us(fixed, 1000)
-                taken[name].append(least_us(once, 1000 if name == "request" else 20_000) / base_us)
+                taken[name].append(least_us(once, times) / base_us)
         plain.check()
     return {name: round(statistics.median(each), 3) for name, each in taken.items()}
 
