@@ -62,6 +62,7 @@ class Ask(msgspec.Struct, frozen=True):
         Backends differ in which they obey: clamp them all (:func:`~.splicing.clamp_output`).
     :param include_usage: the client itself wants usage at the stream's end.
     :param n: choices asked for.
+    :param prompts: how many prompts a list of them holds; each is answered by itself.
     :param prompt_bytes: about how many bytes of text the prompt has: the body's
         length without long base64 strings, which are images or sound.
     :param session: a conversation id of up to 256 characters.
@@ -76,6 +77,7 @@ class Ask(msgspec.Struct, frozen=True):
     output_limits: tuple[tuple[str, int], ...] = ()
     include_usage: bool = False
     n: int = 1
+    prompts: int = 1
     prompt_bytes: int = 0
     session: str | None = None
     return_tokens: bool = False
@@ -171,8 +173,6 @@ def _read(
     if (messages is not None and len(messages) > 2 * limits.messages) or not _LISTS.isdisjoint(found):
         _check_lists(found, limits, body, opened)
     prompt = found.get("prompt")
-    if prompt is not None and len(prompt) > 2 * limits.messages:
-        _check_prompts(prompt, limits.messages)
     common, rare = not _COMMON.isdisjoint(found), not _RARE.isdisjoint(found)
     output = _output_limits(found) if common else ()
     key, most = output[0] if output else (None, -1)
@@ -187,6 +187,7 @@ def _read(
         output,
         options is not None and _wants_usage(options),
         _choices(found, limits.n) if rare else 1,
+        1 if prompt is None else _prompts(prompt, limits.messages),
         prompt_bytes,
         _session(found) if rare else None,
         rare and found.get("return_tokens") == _TRUE,
@@ -229,6 +230,7 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         ask.output_limits,
         ask.include_usage,
         ask.n,
+        ask.prompts,
         len(body),
         ask.session,
         ask.return_tokens,
@@ -263,7 +265,7 @@ def elements_in(raw: msgspec.Raw, most: int) -> int:
 
 def _first(text: memoryview, most: int) -> list[msgspec.Raw]:
     """The first elements of an array, ``most`` or fewer."""
-    if most > MOST_COUNTED:
+    if most > MOST_COUNTED or len(text) <= 2 * most:
         return _elements(text)
     return [each for each in astuple(_row(most, strict=False)(text)) if each]
 
@@ -320,9 +322,11 @@ def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: byt
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
 
 
-def _check_prompts(raw: msgspec.Raw, most: int) -> None:
-    if prompts_in(raw, most) > most:
+def _prompts(raw: msgspec.Raw, most: int) -> int:
+    count = prompts_in(raw, most)
+    if count > most:
         raise InvalidRequest(f"'prompt' has more than {most} prompts", param="prompt")
+    return count
 
 
 def _is_longer(raw: msgspec.Raw | bytes, most: int, opened: int) -> bool:

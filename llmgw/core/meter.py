@@ -61,6 +61,7 @@ class Meter:
         ``messages``, ``embedding`` or ``other``; a wrong one costs speed only.
     :param prompts: how many prompts the request held (``/v1/completions`` and
         ``/completion`` take a list), for adding up what each choice tells.
+    :param n: how many choices it wanted for each.
     """
 
     kind = "other"
@@ -106,10 +107,14 @@ class Meter:
     _rate: float | None = None
     _alone = 0
     _ends: dict[int, Tokens] | None = None
+    _timed_ends: dict[int, Tokens] | None = None
+    _prompts = 1
+    _n = 1
 
-    def __init__(self, dialect: str, *, prompts: int = 1) -> None:
+    def __init__(self, dialect: str, *, prompts: int = 1, n: int = 1) -> None:
         self._dialect = dialect
-        self._prompts = prompts
+        if prompts != 1 or n != 1:
+            self._prompts, self._n = prompts, n
 
     # -- bytes in ---------------------------------------------------------
 
@@ -293,15 +298,24 @@ class Meter:
         self.error = self.error or said.error
         self._opening = said.opening or self._opening
         if said.timings is not None:
-            self._time(said.timings, said.timed)
+            self._time(said.timings, said)
         if said.told is not None:
             self._told = self._add(said.told, said)
 
-    def _time(self, timings: Timings, timed: Tokens | None) -> None:
+    def _time(self, timings: Timings, said: Said) -> None:
         self.timings_seen = True
         self.prompt_s = timings.prompt_s
         self._rate = timings.token_rate
-        self._timed = timed or self._timed
+        timed = said.timed
+        if timed is None:
+            return
+        if said.choice is None:
+            self._timed = self._timed if self._timed_ends else timed
+            return
+        if self._timed_ends is None:
+            self._timed_ends = {}
+        self._timed_ends[said.choice] = timed
+        self._timed = self._sum(self._timed_ends)
 
     def _add(self, told: Tokens, said: Said) -> Tokens:
         """llama-server tells each choice's tokens by itself; others tell the sum, last.
@@ -318,12 +332,31 @@ class Meter:
             self._ends = {}
         key = said.choice if said.choice is not None else -self._alone
         self._ends[key] = told
-        ends = self._ends.values()
-        share = self._prompts / len(ends) if len(ends) > 1 else 1
+        return self._sum(self._ends)
+
+    def _sum(self, ends: dict[int, Tokens]) -> Tokens:
+        """Of what each choice told."""
+        if len(ends) == 1:
+            return next(iter(ends.values()))
+        share = self._prompts / len(ends)
+        prompts = [end.prompt for end in ends.values() if end.prompt is not None]
+        cached = [end.cached for end in ends.values() if end.cached is not None]
         return Tokens(
-            prompt=None if told.prompt is None else round(sum(end.prompt or 0 for end in ends) * share),
-            cached=None if told.cached is None else round(sum(end.cached or 0 for end in ends) * share),
-            output=sum(end.output or 0 for end in ends),
+            prompt=round(sum(prompts) * share) if prompts else None,
+            cached=round(sum(cached) * share) if cached else None,
+            output=sum(end.output or 0 for end in ends.values()),
+        )
+
+    def _multiply(self, said: Said) -> None:
+        """In one piece llama-server tells the tokens of the first choice alone. The best guess is
+        that the others are like it."""
+        told = said.told
+        if told is None or said.choice is not None or said.timings is None:
+            return
+        said.told = Tokens(
+            prompt=None if told.prompt is None else told.prompt * self._prompts,
+            cached=None if told.cached is None else told.cached * self._prompts,
+            output=None if told.output is None else told.output * self._prompts * self._n,
         )
 
     def _keep(self, data: bytes) -> None:
@@ -349,6 +382,7 @@ class Meter:
             usual = read_completion(body) if self._dialect in _OPENAI else None
             said = read_body(body) if usual is None else [usual]
         for one in said:
+            self._multiply(one)
             self._learn(one)
 
 

@@ -130,7 +130,8 @@ class Attempt:
             connection.abort()
             lease.finish(gateway.clock(), ok=True, reason="response_limit")
             return Failed(error_of(UpstreamFault("response_limit"), self.request.model))
-        meter = Meter(self.outgoing.route.dialect)
+        ask_ = self.outgoing.ask
+        meter = Meter(self.outgoing.route.dialect, prompts=ask_.prompts, n=ask_.n)
         readable = assembled or not is_coded(head)
         meter.begin(head.status, head.get(b"content-type") if readable else None, gateway.clock())
         account.meter = meter

@@ -246,6 +246,30 @@ def test_s_sse_12_named_events_of_the_responses_api(either: Scene) -> None:
     either.expect(id, outcome="done", prompt_tokens=11, output_tokens=7)
 
 
+def test_every_prompt_of_a_list_and_every_choice_is_counted(either: Scene) -> None:
+    """llama-server tells each choice's tokens by itself: of two prompts, and of two answers to one."""
+    texts = [
+        b'data: {"choices":[{"index":%d,"text":"a","finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":%d,"completion_tokens":3}}\n\n' % (index, tokens)
+        for index, tokens in ((0, 4), (1, 7))
+    ]
+    either.backend.play(streaming(*texts, DONE))
+    id = request_id()
+    assert either.ask(ask_stream("/v1/completions", id=id, prompt=["a", "b"])).body == b"".join(
+        [*texts, DONE]
+    )
+    either.expect(id, prompt_tokens=11, output_tokens=6)
+    chats = [
+        b'data: {"choices":[{"index":%d,"delta":{},"finish_reason":"stop"}],'
+        b'"timings":{"cache_n":1,"prompt_n":4,"predicted_n":3}}\n\n' % index
+        for index in (1, 0)
+    ]
+    either.backend.play(streaming(*chats, DONE))
+    id = request_id()
+    assert either.ask(ask_stream(id=id, n=2)).status == 200
+    either.expect(id, prompt_tokens=5, cached_tokens=1, output_tokens=6)
+
+
 # --- time ----------------------------------------------------------------------
 
 

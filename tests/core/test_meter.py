@@ -31,10 +31,16 @@ def events_of(stream: bytes) -> list[bytes]:
 
 
 def run(
-    dialect: str, parts: list[bytes], content_type: bytes = SSE, *, end: bool = True, prompts: int = 1
+    dialect: str,
+    parts: list[bytes],
+    content_type: bytes = SSE,
+    *,
+    end: bool = True,
+    prompts: int = 1,
+    n: int = 1,
 ) -> Meter:
     """Part number i arrives at second i + 1."""
-    meter = Meter(dialect, prompts=prompts)
+    meter = Meter(dialect, prompts=prompts, n=n)
     meter.begin(200, content_type, 0.5)
     for i, part in enumerate(parts):
         meter.feed(part, i + 1.0)
@@ -123,7 +129,9 @@ def test_how_a_recording_is_cut_does_not_matter(name: str, size: int) -> None:
 def test_recorded_bodies_are_read(name: str, usage: Usage) -> None:
     body = (RECORDINGS / f"{name}.json").read_bytes()
     half = len(body) // 2
-    meter = run(dialect_of(name), [body[:half], body[half:]], b"application/json; charset=utf-8", prompts=2)
+    prompts = 2 if name == "native_multi" else 1
+    content_type = b"application/json; charset=utf-8"
+    meter = run(dialect_of(name), [body[:half], body[half:]], content_type, prompts=prompts)
     assert meter.kind == "json"
     assert meter.usage == usage
     assert (meter.first_byte_s, meter.first_content_s, meter.last_s) == (1.0, 1.0, 3.0)
@@ -202,6 +210,36 @@ def test_cached_tokens_are_taken_from_timings_where_usage_is_silent() -> None:
 )
 def test_choices_add_up_and_a_prompt_counts_once(name: str, prompts: int, usage: Usage) -> None:
     assert recorded(name, prompts=prompts).usage == usage
+
+
+@pytest.mark.parametrize("fields", [{"choices": []}, {}])
+def test_timings_of_choices_add_up_too(fields: dict[str, object]) -> None:
+    """Without ``include_usage`` they are all that llama-server tells of a chat."""
+
+    def timed(index: int | None, output: int) -> bytes:
+        timings = {"cache_n": 1, "prompt_n": 4, "predicted_n": output}
+        said = fields if index is None else {"choices": [{"index": index, "delta": {}}]}
+        return b"data: " + json.dumps({**said, "timings": timings}).encode() + b"\n\n"
+
+    assert run("chat", [timed(1, 3), timed(0, 1), timed(0, 2), timed(1, 4), DONE]).usage == Usage(5, 1, 6)
+    assert run("chat", [timed(1, 3), timed(0, 1), timed(None, 9), DONE]).usage == Usage(5, 1, 4)
+    assert run("chat", [timed(None, 9), timed(None, 10), DONE]).usage == Usage(5, 1, 10)
+
+
+@pytest.mark.parametrize("name", ["chat_n2", "completion_n2", "completion_multi"])
+def test_in_one_piece_the_first_choice_stands_for_all(name: str) -> None:
+    body = (RECORDINGS / f"{name}.json").read_bytes()
+    told = json.loads(body)["usage"]
+    prompts, n = (2, 1) if name.endswith("multi") else (1, 2)
+    usage = run(dialect_of(name), [body], b"application/json", prompts=prompts, n=n).usage
+    assert usage == Usage(told["prompt_tokens"] * prompts, 0, told["completion_tokens"] * 2)
+
+
+def test_who_tells_the_sum_in_one_piece_is_believed() -> None:
+    body = b'{"choices":[{},{}],"usage":{"prompt_tokens":5,"completion_tokens":30}}'
+    assert run("chat", [body], b"application/json", n=2).usage == Usage(5, 0, 30)
+    body = b'{"choices":[{},{}],"usage":{"completion_tokens":30},"timings":{"predicted_n":15}}'
+    assert run("chat", [body], b"application/json", n=2).usage == Usage(0, 0, 60)
 
 
 def test_a_last_sum_wins_over_running_figures() -> None:
