@@ -165,7 +165,7 @@ class PrefixIndex:
             self._young = {}
 
     def match(self, marks: Sequence[int], crowd: int) -> list[tuple[int, Mapping[str, int]]]:
-        """Who read how much of this beginning: ``(landmarks, readers)``, longest first.
+        """Who read how much of this beginning: ``(blocks, readers)``, longest first.
 
         Readers of a longer beginning stand among those of the shorter ones too. At
         most :data:`MOST_PLATEAUS` lengths, each found by halving, so the work hardly
@@ -194,7 +194,7 @@ class PrefixIndex:
                     low, best = middle, known
                 else:
                     high = middle - 1
-            found.append((low, best))
+            found.append((PLACES[low - 1] + 1, best))
             fewest = len(best)
             if fewest > crowd or len(found) == MOST_PLATEAUS:
                 break

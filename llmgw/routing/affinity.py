@@ -8,12 +8,12 @@ know nothing of each other's prompts, each conversation has a home besides.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import inf, log
 from zlib import crc32
 
-from llmgw.core.prefix import PrefixIndex, blocks_covered
+from llmgw.core.prefix import PrefixIndex
 from llmgw.routing.ttft_model import Lane
-from llmgw.values import Backend, Request
+from llmgw.values import Request
 
 CROWD = 4
 """A beginning that more backends than this have read, and more than half of the
@@ -33,7 +33,7 @@ def credit(
     blocks: int,
     prompt: float,
     lanes: Mapping[str, Lane],
-    candidates: Sequence[Backend],
+    listed: Sequence[Lane],
     costs: list[float],
 ) -> None:
     """Lower ``costs`` by what the index says is cached beyond what all have.
@@ -42,17 +42,18 @@ def credit(
     :param blocks: of the prompt.
     :param prompt: its tokens.
     :param lanes: by id.
+    :param listed: of the candidates, as ``costs``.
     """
-    held, count = index.held, len(candidates)
-    best = min(costs)
+    held, count = index.held, len(listed)
+    best = inf
     for length, readers in plateaus:
-        share = blocks_covered(length) / blocks
+        share = length / blocks
         for backend_id, read in readers.items():
             lane = lanes.get(backend_id)
             if lane is None or lane.fixed_s >= best:  # no cache would help it
                 continue
             place = lane.place
-            if place >= count or candidates[place].id != backend_id:
+            if place >= count or listed[place] is not lane:
                 continue
             reads = held[backend_id]
             cached = share * reads.belief[(reads.read - read).bit_length()]
@@ -72,7 +73,7 @@ def known(
     for length, readers in plateaus:
         read = readers.get(backend_id)
         if read is not None:
-            share = blocks_covered(length) / blocks
+            share = length / blocks
             reads = index.held[backend_id]
             distance = (reads.read - read).bit_length()
             cached = share * reads.belief[distance]

@@ -27,7 +27,7 @@ from math import inf
 from random import Random
 from typing import Any
 
-from llmgw.core.prefix import PrefixIndex, blocks_covered, landmarks
+from llmgw.core.prefix import PrefixIndex, landmarks
 from llmgw.routing.affinity import CROWD, Plateaus, credit, favour_home, known
 from llmgw.routing.bounded_wait import BoundedWait
 from llmgw.routing.options import Number, read_numbers
@@ -138,7 +138,7 @@ class ExpectedTtft:
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
         """O(n), a few multiplications each, and some look-ups for the prefix."""
         pace, prices = self._pace, self._prices
-        prompt = float(request.prompt_tokens) or 1.0
+        prompt: float = request.prompt_tokens or 1.0
         prefix = request.prefix
         marks: Sequence[int] = ()
         plateaus: Plateaus = ()
@@ -149,7 +149,7 @@ class ExpectedTtft:
             crowd = count // 2 if count > 2 * CROWD else CROWD
             plateaus = self._index.match(marks, crowd)
             if plateaus and len(plateaus[-1][1]) > crowd:
-                share = blocks_covered(plateaus[-1][0]) / len(prefix)
+                share = plateaus[-1][0] / len(prefix)
                 plateaus = plateaus[:-1]
         tokens = prompt * (1.0 - share)
         if self._listed != candidates:
@@ -161,7 +161,7 @@ class ExpectedTtft:
                 lane.refresh(candidates[lane.place], pace, prices, now_s)
             costs.append(lane.fixed_s + (lane.per_token_s + lane.squared_s * tokens) * tokens)
         if plateaus:
-            credit(self._index, plateaus, share, len(prefix), prompt, self._lanes, candidates, costs)
+            credit(self._index, plateaus, share, len(prefix), prompt, self._lanes, lanes, costs)
         herd = pace.herd > 1.0
         if herd and (plateaus or share or request.session):
             favour_home(request, share, prompt, lanes, costs)
@@ -232,7 +232,7 @@ class ExpectedTtft:
         if not slots or lane.shared > SHARED:
             return None
         shadow = self._shadows.get(lane.id)
-        if shadow is None or len(shadow) != slots:
+        if shadow is None or shadow.slots != slots:
             shadow = self._shadows[lane.id] = SlotShadow(slots)
         if shadow.taken != lane.own:
             return None

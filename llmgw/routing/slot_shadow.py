@@ -29,12 +29,14 @@ KEEP = 0.5
 class SlotShadow:
     """The slots of one backend.
 
+    :ivar slots: how many there are.
     :ivar taken: how many are at work for us.
     """
 
-    __slots__ = ("_busy", "_ends", "_firsts", "_idle", "_marks", "_used_s", "_worth", "taken")
+    __slots__ = ("_busy", "_ends", "_firsts", "_idle", "_marks", "_used_s", "_worth", "slots", "taken")
 
     def __init__(self, slots: int) -> None:
+        self.slots = slots
         self._marks: list[Sequence[int]] = [()] * slots
         self._idle = dict.fromkeys(range(slots))
         self._firsts: list[int | None] = [None] * slots
@@ -43,9 +45,6 @@ class SlotShadow:
         self._busy: list[str | None] = [None] * slots
         self._ends: dict[int, int] = {}  # last landmark of what is held, and the slot
         self.taken = 0
-
-    def __len__(self) -> int:
-        return len(self._busy)
 
     def choose(self, marks: Sequence[int], now_s: float) -> int | None:
         """The idle slot where a prompt with these landmarks gains most; ``None`` if all work."""
@@ -75,7 +74,7 @@ class SlotShadow:
 
         :return: whether it was idle.
         """
-        if slot >= len(self._busy) or self._busy[slot] is not None:
+        if slot >= self.slots or self._busy[slot] is not None:
             return False
         self._busy[slot] = request_id
         del self._idle[slot]
@@ -92,7 +91,7 @@ class SlotShadow:
 
     def free(self, slot: int, request_id: str, now_s: float) -> None:
         """That request is over."""
-        if slot < len(self._busy) and self._busy[slot] == request_id:
+        if slot < self.slots and self._busy[slot] == request_id:
             self._busy[slot] = None
             self._idle[slot] = None
             self._used_s[slot] = now_s

@@ -7,7 +7,6 @@ import pytest
 from llmgw.core.prefix import PrefixIndex
 from llmgw.routing.affinity import credit, known
 from llmgw.routing.ttft_model import Lane
-from llmgw.values import Backend
 
 
 def test_the_longest_beginning_counts_though_a_shorter_one_is_known_too() -> None:
@@ -20,10 +19,10 @@ def test_the_longest_beginning_counts_though_a_shorter_one_is_known_too() -> Non
     for place, lane in enumerate(lanes.values()):
         lane.place, lane.per_token_s = place, 0.001
     costs = [0.8, 0.8]
-    credit(index, plateaus, 0.0, 8, 800.0, lanes, [Backend("a"), Backend("b")], costs)
+    credit(index, plateaus, 0.0, 8, 800.0, lanes, list(lanes.values()), costs)
     assert costs == pytest.approx([0.4, 0.6])
     costs = [0.1, 0.2]
-    credit(index, plateaus, 0.0, 8, 800.0, lanes, [Backend("a"), Backend("b")], costs)
+    credit(index, plateaus, 0.0, 8, 800.0, lanes, list(lanes.values()), costs)
     assert costs == [0.1, 0.2]  # were cheaper anyway
     assert known(index, plateaus, "a", 0.0, 8) == (0.5, 0, 0.5)
     assert known(index, plateaus, "b", 0.3, 8) == (0.25, 0, 0.3)

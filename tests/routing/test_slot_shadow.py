@@ -41,7 +41,7 @@ def test_slots_at_work_are_not_chosen() -> None:
     assert shadow.choose((1,), 0.0) == 1
     assert shadow.take(1, "b", (2,))
     assert shadow.choose((1,), 0.0) is None
-    assert (len(shadow), shadow.taken) == (2, 2)
+    assert (shadow.slots, shadow.taken) == (2, 2)
     shadow.free(0, "b", 1.0)
     shadow.free(7, "a", 1.0)
     assert shadow.taken == 2
