@@ -86,6 +86,7 @@ class GatewayService(Daemon):
     ) -> None:
         super().__init__(config, reactor, clock)
         self._reread = reread
+        self._begun_with = config
         self._dice = random.Random(seed)
         self.sweep = Sweep(reactor, clock)
         outbox = Outbox(reactor)
@@ -229,19 +230,25 @@ class GatewayService(Daemon):
         drain = self.config.drain
         self.draining = True
         self.notifier.stopping(drain.lame_duck_s + drain.finish_s + drain.abort_s)
+        lame_duck_s = 0.0 if self._interrupted else drain.lame_duck_s
+        finish_s = SIGINT_FINISH_S if self._interrupted else drain.finish_s
+        if self.running:
+            self._tell_of_the_end(lame_duck_s, finish_s)
         self.site.patient = not self._interrupted
         if self.relieved:
             # Idle connections are kept for the lame duck time, so that a request
             # that is on its way to one is answered, and told that it was the last.
             await stop_all([*self._listeners, *self._admin])
             self.site.draining = True
-        if self.running and not self._interrupted:
-            await self._pause(drain.lame_duck_s)
+        if self.running:
+            await self._pause(lame_duck_s)
         await stop_all(self._listeners)
         self.site.draining = True
         self.gateway.waiting.close()
         self.site.close_idle()
-        await self._until_idle(SIGINT_FINISH_S if self._interrupted else drain.finish_s)
+        await self._until_idle(finish_s)
+        if self.site.busy:
+            self._tell_of_a_cut(finish_s)
         self.gateway.cancel_all()
         self._hurried = False
         await self.until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
@@ -265,6 +272,22 @@ class GatewayService(Daemon):
         await stop_all(self._admin)
         self.sockets.remove_files()
         self.notifier.stop()
+
+    def _tell_of_the_end(self, lame_duck_s: float, finish_s: float) -> None:
+        """Why the process is still there, for whoever waits for it."""
+        left = f"{finish_s:g} s are left to finish"
+        if lame_duck_s and not self.relieved:
+            left = f"connections are taken for {lame_duck_s:g} s more, then {left}"
+        count = _requests(self.gateway.in_flight)
+        self.log.info("ending: {count} at work; {left}", count=count, left=left)
+
+    def _tell_of_a_cut(self, finish_s: float) -> None:
+        why = f"drain.finish_s ({finish_s:g} s) is over"
+        if self._hurried:
+            why = "a second signal came"
+        elif self._interrupted:
+            why = f"SIGINT leaves {finish_s:g} s"
+        self.log.warn("ending: {count} cut, as {why}", count=_requests(self.site.busy), why=why)
 
     async def _until_idle(self, most_s: float) -> None:
         def idle() -> bool:
@@ -304,7 +327,7 @@ class GatewayService(Daemon):
         shown = faults.of(reread_all, "listen", self._listeners)
         shown_to_operators = faults.of(reread_all, "admin", self._admin)
         faults.tell()
-        fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(old, key)]
+        fixed = [key for key in NEEDS_RESTART if getattr(config, key) != getattr(self._begun_with, key)]
         self.config = config
         gateway = self.gateway
         gateway.configure(config)
@@ -348,3 +371,7 @@ class GatewayService(Daemon):
             )
             limits = replace(limits, connections=most)
         self.site.configure(limits, timeouts)
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"

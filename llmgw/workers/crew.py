@@ -231,10 +231,10 @@ class Crew:
         refused: dict[int, str] = {}
         answers = [child.link.reload(setup).addTimeout(6 * ANSWER_S, self._reactor) for child in children]
         for child, (good, value) in zip(children, await _all(answers), strict=True):
+            if child.leaving or child.link.transport is None or not child.link.connected:
+                continue  # it has been replaced, or ends
             if good:
                 fixed += [key for key in value if key not in fixed]
-            elif child.leaving or child.link.transport is None or not child.link.connected:
-                continue
             else:
                 refused[child.number] = value.getErrorMessage()
         return fixed, refused
