@@ -7,6 +7,7 @@ been told what the attempt says about the backend.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import CancelledError
@@ -100,18 +101,12 @@ class Attempt:
         assembles = self._assembles()
         assembled = assembles and not self.outgoing.ask.unstreamed
         strip = self._asks_usage()
-        payload, rest = self.upstream.outbound.request(
-            self.outgoing.route.upstream,
-            self.incoming.head,
-            self.outgoing.content_type,
-            account.request_id,
-            self.outgoing.body_for(assembled=assembled, usage=strip, slot=self._slot()),
-            None if account.trace is None else account.trace.header(),
-        )
         if account.sent_s is None:
             account.sent_s = gateway.clock()
         try:
-            connection, head = await ask(self.upstream.pool, payload, self._deadlines(), rest)
+            connection, head = await ask(
+                self.upstream.pool, partial(self._written, assembled, strip), self._deadlines()
+            )
             if head.status in COLLECTED:
                 return judge(self, head, await collect(connection))
             if head.status == 400 and self.llama_server:
@@ -143,6 +138,18 @@ class Attempt:
         del self.outgoing
         self.incoming.forget_body()
         return self
+
+    def _written(self, assembled: bool, usage: bool) -> tuple[bytes, bytes]:
+        """The request as this backend is to get it."""
+        outgoing, account = self.outgoing, self.account
+        return self.upstream.outbound.request(
+            outgoing.route.upstream,
+            self.incoming.head,
+            outgoing.content_type,
+            account.request_id,
+            outgoing.body_for(assembled=assembled, usage=usage, slot=self._slot()),
+            None if account.trace is None else account.trace.header(),
+        )
 
     # --- what comes back ---
 

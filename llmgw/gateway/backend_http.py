@@ -16,6 +16,8 @@ from llmgw.wire.relay import Collected
 from llmgw.wire.sink import UpstreamFault
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llmgw.config import BackendConfig
     from llmgw.core.http import RequestHead, ResponseHead
     from llmgw.wire.pool import Pool
@@ -143,36 +145,42 @@ class Deadlines(msgspec.Struct, frozen=True):
 
 
 async def ask(
-    pool: Pool, payload: bytes, deadlines: Deadlines, rest: bytes = b""
+    pool: Pool, write: Callable[[], tuple[bytes, bytes]], deadlines: Deadlines
 ) -> tuple[UpstreamConnection, ResponseHead]:
-    """Send ``payload`` and ``rest``, and wait for the response head.
+    """Send a request, and wait for the response head.
 
     A kept connection that the backend closed without a byte is replaced by a
     fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1).
 
+    :param write: makes the request, see :meth:`Outbound.request`. What it made is not kept
+        while the answer is waited for: that may take minutes, and it is as long as the prompt.
     :raise UpstreamFault: what went wrong. Cancelling closes the connection.
     """
-    connection = pool.take()
+    may_be_kept = True
     while True:
+        payload, rest = write()
+        connection = pool.take() if may_be_kept else None
         fresh = connection is None
         if connection is None:
             connection = await pool.connect()
+        answer = connection.request(
+            "POST",
+            payload,
+            head_s=deadlines.head_s,
+            first_token_s=deadlines.first_token_s,
+            idle_s=deadlines.idle_s,
+            until_s=deadlines.until_s,
+            rest=rest,
+        )
+        del payload, rest
         try:
-            head = await connection.request(
-                "POST",
-                payload,
-                head_s=deadlines.head_s,
-                first_token_s=deadlines.first_token_s,
-                idle_s=deadlines.idle_s,
-                until_s=deadlines.until_s,
-                rest=rest,
-            )
+            return connection, await answer
         except UpstreamFault as fault:
-            if fault.stale and not fresh:
-                connection = None
-                continue
-            raise
-        return connection, head
+            if fresh or not fault.stale:
+                raise
+            may_be_kept = False
+        finally:
+            del answer  # it holds a fault, whose traceback holds this frame
 
 
 async def collect(connection: UpstreamConnection) -> bytes:

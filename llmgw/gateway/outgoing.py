@@ -40,7 +40,6 @@ class Outgoing:
     __slots__ = (
         "_body",
         "_changes",
-        "_made",
         "ask",
         "content_type",
         "response_bytes",
@@ -56,7 +55,6 @@ class Outgoing:
         self.response_bytes: int | None = None
         self._body = body
         self._changes: dict[str, object] = {}
-        self._made: dict[tuple[bool, bool, int | None], bytes] = {}
 
     def cap(self, caps: Caps, prompt_tokens: int) -> int | None:
         """Hold the request to ``caps``; the output is limited, whether or not the client did.
@@ -114,6 +112,10 @@ class Outgoing:
             and (route.dialect == "chat" or not is_batch(self._body))
         )
 
+    def forget(self) -> None:
+        """Let go of the body: no further attempt will be made."""
+        self._body = b""
+
     def body_for(self, *, assembled: bool, usage: bool, slot: int | None) -> bytes:
         """The body for one attempt.
 
@@ -123,18 +125,6 @@ class Outgoing:
         :param usage: ask for the usage event, which the client did not.
         :param slot: the slot to use (llama-server's ``id_slot``).
         """
-        key = (assembled, usage, slot)
-        made = self._made.get(key)
-        if made is None:
-            made = self._made[key] = self._make(assembled, usage, slot)
-        return made
-
-    def forget(self) -> None:
-        """Let go of the body: no further attempt will be made."""
-        self._body = b""
-        self._made.clear()
-
-    def _make(self, assembled: bool, usage: bool, slot: int | None) -> bytes:
         if self.route.body == "multipart":
             if self.target == self.ask.model:
                 return self._body

@@ -343,7 +343,8 @@ def test_s_bp_2_a_running_stream_holds_no_copy_of_its_request(here: Scene) -> No
             client.send(request)
             client.read_until(event("a"))
         assert here.gateway.state["held_bytes"] == 0
-        assert here.memory("VmRSS") - before < 1.5 * size / MIB
+        # What two of them took the allocator may keep, until it is told to give it back.
+        eventually(lambda: here.memory("VmRSS") - before < 1.5 * size / MIB)
         gate.set()
         for client in clients:
             client.read_until(event("b"))
