@@ -152,7 +152,7 @@ class Operations:
         dropped = gateway.access_log.dropped if gateway.access_log is not None else 0
         expires = service.certificate_expires
         certificates = {} if expires is None else {"llmgw_certificate_expires_seconds": (EXPIRES, expires)}
-        limiter: Mapping[str, tuple[str, float]] = getattr(gateway.limiter, "gauges", dict)()
+        limiter = gateway.limiter_gauges()
         return certificates | {
             "llmgw_limiter_degraded": ("1 while limits are decided without the store.", 0.0),
             **limiter,

@@ -40,6 +40,7 @@ from llmgw.core.fleet import Fleet
 from llmgw.core.retry import RetryBudget
 from llmgw.daemon import NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, stop_all
 from llmgw.discoveries import Discoveries
+from llmgw.errors import PLUGIN_FAULTS
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
 from llmgw.gathering import Faults
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from llmgw.config import Config
 
 SPARE_DESCRIPTORS = 256
+STOP_S = 2.0
+"""A plugin that takes longer to stop is not waited for."""
 LEAST_CONNECTIONS = 16
 
 
@@ -262,7 +265,7 @@ class GatewayService(Daemon):
         self.sweep.stop()
         if self.gateway.access_log is not None:
             self.gateway.access_log.stop()
-        await maybeDeferred(getattr(self.gateway.limiter, "stop", lambda: None))
+        await self._stop_limiter()
         if self.gateway.tracer is not None:
             await maybeDeferred(self.gateway.tracer.close)
         if self.peers is not None:
@@ -288,6 +291,14 @@ class GatewayService(Daemon):
         elif self._interrupted:
             why = f"SIGINT leaves {finish_s:g} s"
         self.log.warn("ending: {count} cut, as {why}", count=_requests(self.site.busy), why=why)
+
+    async def _stop_limiter(self) -> None:
+        """It may be a plugin's: what it does must not keep the process."""
+        stopping = maybeDeferred(getattr(self.gateway.limiter, "stop", lambda: None))
+        try:
+            await stopping.addTimeout(STOP_S, self.reactor)
+        except PLUGIN_FAULTS:
+            self.log.failure("the rate limiter plugin did not stop")
 
     async def _until_idle(self, most_s: float) -> None:
         def idle() -> bool:

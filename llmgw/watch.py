@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import fields, replace
+from msgspec import convert
+from msgspec.structs import asdict, fields, replace
 from twisted.logger import Logger
 
 from llmgw.errors import PLUGIN_FAULTS
@@ -78,13 +80,15 @@ class Watch:
 
     def _reported(self, index: int, report: HealthReport) -> None:
         now_s = self._clock()
-        if not isinstance(report, HealthReport):
+        try:
+            report = _checked(report)
+        except ValueError as error:
             if now_s - self._complained_s >= COMPLAIN_EVERY_S:
                 self._complained_s = now_s
                 self.log.error(
-                    "a health source of backend {backend} reported {kind}, which is no report",
+                    "a health source of backend {backend} reported {what}",
                     backend=self._target.id,
-                    kind=type(report).__name__,
+                    what=error,
                 )
             return
         self._reports[index] = report
@@ -96,6 +100,24 @@ class Watch:
             if other is not None and other.alive and now_s - told_s <= FRESH_S:
                 merged = _completed(merged, other)
         self._report(merged)
+
+
+def _checked(report: Any) -> HealthReport:
+    """``report``, with the types that it should have.
+
+    :raise ValueError: it has others, or figures that cannot be.
+    """
+    if not isinstance(report, HealthReport):
+        raise ValueError(f"{type(report).__name__}, which is no report")
+    try:
+        typed: HealthReport = convert(asdict(report), HealthReport)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"what is no report: {error}") from None
+    for name in ("slots", "busy_slots", "deferred", "context_length", "kv_use", "gpu_use"):
+        value = getattr(typed, name)
+        if value is not None and not (isfinite(value) and value >= 0):
+            raise ValueError(f"what cannot be: {name} = {value}")
+    return typed
 
 
 def _completed(report: HealthReport, other: HealthReport) -> HealthReport:

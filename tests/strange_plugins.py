@@ -41,6 +41,20 @@ def installed(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(Path(__file__).parent)])}
 
 
+WRONG_CHOICES: Mapping[str, Any] = {
+    "score-text": {"score": "0.5"},
+    "score-none": {"score": None},
+    "why-object": {"why": object()},
+    "slot-text": {"slot": "1"},
+    "slot-below-0": {"slot": -1},
+}
+WRONG_DECISIONS: Mapping[str, Any] = {
+    "refuse-nan": {"allowed": False, "retry_after_s": float("nan")},
+    "refuse-none": {"allowed": False, "retry_after_s": None},
+    "refuse-object": {"allowed": False, "retry_after_s": 1.0, "policy": object()},
+}
+
+
 class Strange:
     """Misbehaves."""
 
@@ -72,6 +86,9 @@ class Strange:
 @implementer(IRouter)
 class StrangeRouter(Strange):
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Any:
+        wrong = WRONG_CHOICES.get(self._does)
+        if wrong is not None:
+            return Choice(candidates[0], **wrong)
         return self.misbehave(lambda: Choice(candidates[0]))
 
     def observe(self, event: Any) -> None:
@@ -87,10 +104,23 @@ class StrangeFilter(Strange):
 @implementer(IRateLimiter)
 class StrangeLimiter(Strange):
     def admit(self, subject: str, policies: Sequence[Policy], cost: Cost) -> Any:
+        wrong = WRONG_DECISIONS.get(self._does)
+        if wrong is not None:
+            return Decision(**wrong)
         return self.misbehave(lambda: Decision(True, reservation=object()))
 
     def settle(self, reservation: Any, used: Any) -> None:
         self.misbehave(lambda: None)
+
+    def gauges(self) -> Any:
+        if self._does == "gauges-odd":
+            return {"odd name\n": ("Odd.", 1), "llmgw_strange": ("Of two\nlines.", 2)}
+        if self._does == "gauges-text":
+            return {"no number": ("Odd.", "x")}
+        return {} if self._does == "fail" else self.misbehave(dict)
+
+    def stop(self) -> Any:
+        return self.misbehave(lambda: None)
 
 
 @implementer(IHealthSource)

@@ -60,3 +60,33 @@ def test_figures_of_a_dead_or_silent_source_are_dropped(watched):
     second.report(HealthReport(alive=False, kv_use=0.97))
     first.report(HealthReport(alive=True))
     assert told[-1].kv_use is None
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ("alive", "str, which is no report"),
+        (HealthReport(alive="yes"), "Expected `bool`, got `str` - at `$.alive`"),
+        (HealthReport(alive=True, slots="4"), "at `$.slots`"),
+        (HealthReport(alive=True, models="abc"), "at `$.models`"),
+        (HealthReport(alive=True, models=(object(),)), "no report"),
+        (HealthReport(alive=True, slots=-1), "slots = -1"),
+        (HealthReport(alive=True, kv_use=float("nan")), "kv_use = nan"),
+    ],
+)
+def test_a_report_of_wrong_types_leaves_the_backend_as_it_was(watched, report, words):
+    from types import SimpleNamespace
+
+    from twisted.logger import capturedLogs
+
+    watch, (first, second), told, _ = watched
+    watch._target = SimpleNamespace(id="b")
+    first.report(HealthReport(alive=True, slots=4))
+    with capturedLogs() as events:
+        first.report(report)
+        second.report(report)
+    assert told == [HealthReport(alive=True, slots=4)]
+    [event] = events
+    assert words in str(event["what"])
+    first.report(HealthReport(alive=True, kv_use=1, models=["m"]))
+    assert told[-1] == HealthReport(alive=True, kv_use=1.0, models=("m",))

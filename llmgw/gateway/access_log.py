@@ -112,7 +112,7 @@ class AccessLine(Struct, omit_defaults=True):
             target=target if target != model else None,
             streaming=streaming,
             backend=backend,
-            why=why,
+            why=why[:256] if why else None,
             attempts=attempts,
             failed=failed or None,
             waited_s=round(waited_s, 6) or None,
@@ -231,8 +231,10 @@ class AccessLog:
         if not self._lines or self._file is None:
             return
         waiting, self._lines = self._lines, []
-        encode = self._encode
-        lines = [_tame(encode(AccessLine.of(*line) if type(line) is tuple else line)) for line in waiting]
+        try:
+            lines = [self._encoded(line) for line in waiting]
+        except (TypeError, ValueError):
+            lines = list(filter(None, map(self._encoded_if_it_can_be, waiting)))
         lines.append(b"")
         try:
             self._write_all(b"\n".join(lines))
@@ -244,6 +246,18 @@ class AccessLog:
                 self.log.error(
                     "access log {path}: {error}; lines are dropped", path=self.path, error=str(error)
                 )
+
+    def _encoded(self, line: AccessLine | tuple[Any, ...]) -> bytes:
+        return _tame(self._encode(AccessLine.of(*line) if type(line) is tuple else line))
+
+    def _encoded_if_it_can_be(self, line: AccessLine | tuple[Any, ...]) -> bytes:
+        """A line with something in it that is no text (a plugin's, then) is lost alone."""
+        try:
+            return self._encoded(line)
+        except (TypeError, ValueError) as error:
+            self.dropped += 1
+            self.log.error("access log {path}: a line is dropped: {error}", path=self.path, error=str(error))
+            return b""
 
     def _write_all(self, data: bytes) -> None:
         """Write ``data``; a disk that fills up takes a part of it, and the torn line is ended later."""

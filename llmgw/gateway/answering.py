@@ -113,6 +113,11 @@ class Answering:
         dialect = self.route.errors if self.route is not None else _dialect_of(self.incoming.head.path)
         self.answer(error.status, answers.error_headers(error), answers.error_body(error, dialect))
 
+    def give_up(self) -> None:
+        """The gateway has failed. What a limiter said is not told again: it may be why."""
+        self.decision = None
+        self.refuse(GatewayError("the gateway failed; see its log"))
+
     def break_off(self, error: GatewayError, meter: Meter | None) -> None:
         """An answer that had begun can't be completed: say so, and end it visibly."""
         self.account.outcome = "cut" if isinstance(error, UpstreamError) else error.code

@@ -15,6 +15,7 @@ backend's connection wherever the request is.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -89,21 +90,23 @@ class Exchange:
         """Carry the request to its end. Never raises."""
         incoming, answering = self.incoming, self.answering
         try:
-            relaying = await self._serve()
-            if relaying is not None:
-                await relaying.relayed()
-        except GatewayError as error:
-            if isinstance(error, Overloaded) and error.retry_after_s is None:
-                error.retry_after_s = self._soon(1.0)
-            answering.refuse(error)
-        except CancelledError:
-            if incoming.gone:
-                self.account.outcome = "client_gone"
-            else:
-                answering.refuse(Overloaded("the gateway is stopping", retry_after_s=self._soon(1.0)))
+            try:
+                relaying = await self._serve()
+                if relaying is not None:
+                    await relaying.relayed()
+            except GatewayError as error:
+                if isinstance(error, Overloaded) and error.retry_after_s is None:
+                    error.retry_after_s = self._soon(1.0)
+                answering.refuse(error)
+            except CancelledError:
+                if incoming.gone:
+                    self.account.outcome = "client_gone"
+                else:
+                    answering.refuse(Overloaded("the gateway is stopping", retry_after_s=self._soon(1.0)))
         except PLUGIN_FAULTS:
+            # Also of an error that could not be told: a plugin may have put anything into it.
             self.gateway.log.failure("request {id} failed", id=self.request_id)
-            answering.refuse(GatewayError("the gateway failed; see its log"))
+            answering.give_up()
         self._leave()
         self.account.close()
         if answering.broken:
@@ -201,7 +204,7 @@ class Exchange:
             if type(decision) is not Decision and isinstance(decision, Deferred):
                 decision = await decision.addTimeout(LIMITER_WAIT_S, gateway.reactor)
         except TimeoutError:
-            gateway.limiter_degraded += 1
+            gateway.limiter_failed(f"gave no answer within {LIMITER_WAIT_S} s")
             return
         except CancelledError:
             raise
@@ -210,6 +213,9 @@ class Exchange:
             return
         if not isinstance(decision, Decision):
             gateway.limiter_failed(f"answered {type(decision).__name__}, which is no decision")
+            return
+        if not decision.allowed and not _can_be_told(decision):
+            gateway.limiter_failed("refused without a policy, a unit and a time that can be told")
             return
         self.answering.decision = decision
         if not decision.allowed:
@@ -370,3 +376,13 @@ class Exchange:
 
     def _soon(self, seconds: float) -> float:
         return retry_after(seconds, self.gateway.dice)
+
+
+def _can_be_told(decision: Decision) -> bool:
+    """A refusal whose words are words, and whose time is a time."""
+    return (
+        type(decision.policy) is str
+        and type(decision.unit) is str
+        and type(decision.retry_after_s) in (float, int)
+        and isfinite(decision.retry_after_s)
+    )

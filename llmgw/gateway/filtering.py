@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -55,8 +56,11 @@ class Filters:
             begun_s = self._clock()
             try:
                 answer = each.product.check(submission, caller)
-            except GatewayError:
-                raise
+            except GatewayError as error:
+                fault = _fault_of(error)
+                if fault is None:
+                    raise
+                self._failed(each, f"refused with {fault}")
             except PLUGIN_FAULTS:
                 self._failed(each, "raised", failure=True)
             else:
@@ -83,3 +87,15 @@ class Filters:
             self.log.failure("the filter {name} {what}", name=each.name, what=what)
         else:
             self.log.error("the filter {name} {what}", name=each.name, what=what)
+
+
+def _fault_of(error: GatewayError) -> str | None:
+    """Why a client cannot be told of ``error``."""
+    if not isinstance(error.status, int) or not 400 <= error.status < 600:
+        return f"status {error.status!r}"
+    if not isinstance(error.message, str):
+        return f"a message of type {type(error.message).__name__}"
+    after_s = error.retry_after_s
+    if after_s is not None and not (isinstance(after_s, (float, int)) and isfinite(after_s)):
+        return f"retry_after_s {after_s!r}"
+    return None

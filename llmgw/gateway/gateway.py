@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -237,9 +238,14 @@ class Gateway:
             chosen = choice.backend
             for candidate in candidates:
                 if candidate is chosen:
-                    self.scores[chosen.id] = choice.score
-                    return choice
-            self._complain("router", now_s, f"chose {answer!r}, which is no candidate")
+                    fault = _fault_of(choice)
+                    if fault is None:
+                        self.scores[chosen.id] = choice.score
+                        return choice
+                    self._complain("router", now_s, f"chose {chosen.id} with {fault}")
+                    break
+            else:
+                self._complain("router", now_s, f"chose {answer!r}, which is no candidate")
         self.router_faults += 1
         least = min(candidates, key=lambda backend: backend.profile.in_flight)
         return Choice(least, why="least connections: the router failed")
@@ -277,6 +283,19 @@ class Gateway:
             self.router.observe(event)
         except PLUGIN_FAULTS:
             self._complain("router", self.clock())
+
+    def limiter_gauges(self) -> Mapping[str, tuple[str, float]]:
+        """What the limiter has for a scrape: help text and value by name; nothing where it fails."""
+        try:
+            told: Mapping[str, tuple[str, float]] = getattr(self.limiter, "gauges", dict)()
+            gauges = {name: (" ".join(text.split()), float(value)) for name, (text, value) in told.items()}
+            odd = [name for name in gauges if not _GAUGE.fullmatch(name)]
+        except PLUGIN_FAULTS:
+            self._complain("rate limiter", self.clock())
+            return {}
+        if odd:
+            self._complain("rate limiter", self.clock(), f"has gauges of no lawful name, such as {odd[0]!r}")
+        return {name: gauge for name, gauge in gauges.items() if name not in odd}
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
         """Give a reservation back to the limiter, whatever it makes of it."""
@@ -318,3 +337,18 @@ class Gateway:
             self.log.failure("the {what} plugin raised", what=what)
         else:
             self.log.error("the {what} plugin {detail}", what=what, detail=detail)
+
+
+_GAUGE = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+def _fault_of(choice: Choice) -> str | None:
+    """What is wrong with a router's answer, but for the backend."""
+    score, why, slot = choice.score, choice.why, choice.slot
+    if not isinstance(score, (float, int)):
+        return f"a score of type {type(score).__name__}"
+    if not isinstance(why, str):
+        return f"a why of type {type(why).__name__}"
+    if slot is not None and (not isinstance(slot, int) or slot < 0):
+        return f"slot {slot!r}"
+    return None

@@ -152,10 +152,14 @@ class RouterContract(FactoryContract):
         if answer is None:
             return None
         if isinstance(answer, Choice):
+            assert isinstance(answer.score, (float, int)), (
+                f"the score is {answer.score!r}, which is no number"
+            )
             assert answer.score == answer.score, "the score is not a number"
             assert isinstance(answer.why, str), "why is not text"
             assert "\n" not in answer.why, "why is more than one line"
-            assert answer.slot is None or answer.slot >= 0, f"slot is {answer.slot}"
+            lawful = answer.slot is None or (isinstance(answer.slot, int) and answer.slot >= 0)
+            assert lawful, f"slot is {answer.slot!r}"
             answer = answer.backend
         assert isinstance(answer, Backend), f"choose returned {answer!r}"
         assert any(answer is each for each in candidates), f"{answer.id!r} is not one of the candidates"

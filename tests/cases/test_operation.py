@@ -93,6 +93,21 @@ def test_s_plg_1_rate_limiters(tmp_path: Path, does: str) -> None:
     assert strange.statuses() == {200}
     passed = "llmgw_limiter_passed 0\n" not in strange.gateway.admin("/metrics")[1].decode()
     assert passed == (does not in ("twice", "block"))
+    strange.end()  # its gauges and its stop misbehave too
+
+
+@pytest.mark.parametrize(
+    ("does", "words"), [("gauges-odd", "no lawful name"), ("gauges-text", "plugin raised")]
+)
+def test_a_limiters_odd_gauges_cost_no_scrape(tmp_path: Path, does: str, words: str) -> None:
+    strange = Strange(tmp_path, f'[rate_limiter]\nplugin = "strange"\ndoes = "{does}"\n')
+    status, text = strange.gateway.admin("/metrics")
+    assert status == 200
+    assert b"odd name" not in text
+    assert (b"# HELP llmgw_strange Of two lines.\n# TYPE llmgw_strange gauge\nllmgw_strange 2\n" in text) == (
+        does == "gauges-odd"
+    )
+    assert words in strange.gateway.log
     strange.end()
 
 
@@ -107,6 +122,39 @@ def test_s_plg_1_health_sources(tmp_path: Path) -> None:
     one = Strange(tmp_path, '[[health]]\nplugin = "strange"\ndoes = "raise"\n')
     assert one.statuses() == {200}
     one.end()
+
+
+def test_a_router_with_a_choice_of_wrong_types_is_replaced_and_spoils_no_page_and_no_log(
+    tmp_path: Path,
+) -> None:
+    strange = Strange(tmp_path, '[log]\naccess = "access.log"\n')
+    for does in strange_plugins.WRONG_CHOICES:
+        strange.reload(f'[router]\nplugin = "strange"\ndoes = "{does}"\n')
+        assert (does, strange.statuses()) == (does, {200})
+        assert strange.gateway.admin("/metrics")[0] == 200
+        assert strange.gateway.admin("/api/state")[0] == 200
+        assert strange.gateway.admin("/api/decisions")[0] == 200
+    total = 4 * len(strange_plugins.WRONG_CHOICES)
+    eventually(lambda: len(strange.gateway.access) == total)
+    assert f"llmgw_router_faults {total}\n" in strange.gateway.admin("/metrics")[1].decode()
+    assert "the router plugin chose b with a score of type str" in strange.gateway.log
+    strange.end()
+
+
+@pytest.mark.parametrize("does", strange_plugins.WRONG_DECISIONS)
+def test_a_limiter_that_refuses_in_nonsense_lets_requests_pass(tmp_path: Path, does: str) -> None:
+    strange = Strange(tmp_path, f'[rate_limiter]\nplugin = "strange"\ndoes = "{does}"\n')
+    assert strange.statuses() == {200}
+    assert "llmgw_limiter_passed 4\n" in strange.gateway.admin("/metrics")[1].decode()
+    assert "the rate limiter plugin refused" in strange.gateway.log
+    strange.end()
+
+
+def test_a_limiter_that_gives_no_answer_is_told(tmp_path: Path) -> None:
+    strange = Strange(tmp_path, '[rate_limiter]\nplugin = "strange"\ndoes = "never"\n')
+    assert strange.statuses() == {200}
+    assert strange.gateway.log.count("the rate limiter plugin gave no answer within 0.1 s") == 1
+    strange.end()
 
 
 def test_a_full_disk_costs_access_lines_and_nothing_else(tmp_path: Path) -> None:

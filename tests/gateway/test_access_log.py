@@ -74,6 +74,35 @@ def test_what_is_zero_is_left_out() -> None:
     ]
 
 
+def test_a_line_that_cannot_be_written_costs_no_other(log: Log, path: Path) -> None:
+    first = log.write()
+    for odd in (object(), "\ud800"):
+        line = AccessLine(
+            at=0.0,
+            id="odd",
+            peer="p",
+            method="GET",
+            route="r",
+            status=200,
+            outcome="done",
+            duration_s=0.0,
+            why=odd,  # type: ignore[arg-type]
+        )
+        log.log.write(line)
+    second = log.write()
+    log.tick()
+    assert ids(path) == [first, second]
+    assert log.log.dropped == 2
+    third = log.write()
+    log.tick()
+    assert ids(path)[2:] == [third]
+
+
+def test_a_long_reason_is_cut() -> None:
+    used = (None, None, None, False, "b", "w" * 10_000, 1, "", 0.0, None, None, None, 0, None, None)
+    assert len(AccessLine.of(1.0, "r", "p", "POST", "/", 200, "done", 0.5, *used).why or "") == 256
+
+
 def test_a_deleted_file_is_made_anew(log: Log, path: Path) -> None:
     log.write()
     log.tick()

@@ -69,6 +69,22 @@ def test_a_filter_that_fails_is_500_or_lets_pass(act: Any, expected_failures: An
     expected_failures(KeyError, SystemExit)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        GatewayError("weird", status=200),
+        GatewayError("weird", status=999),
+        RequestRefused(None),  # type: ignore[arg-type]
+        RequestRefused("later", retry_after_s=float("nan")),
+        RequestRefused("later", retry_after_s="1"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_error_that_cannot_be_told_is_a_fault(error: GatewayError) -> None:
+    with pytest.raises(GatewayError, match="a request filter failed"):
+        check(raising(error))
+    assert check(raising(error), lenient=True).faults == 1
+
+
 def test_the_interpreters_own_signals_are_not_caught() -> None:
     with pytest.raises(KeyboardInterrupt):
         check(raising(KeyboardInterrupt()))
