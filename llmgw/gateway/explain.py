@@ -23,8 +23,7 @@ def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
     :raise GatewayError: what the request would be answered with.
     """
     parsed = read_json(body, gateway.body_limits)
-    rule = gateway.aliases.get(parsed.model)
-    target = parsed.model if rule is None else rule.target or parsed.model
+    target = gateway.target_of(parsed.model)
     fleet, now_s = gateway.fleet, gateway.clock()
     if not fleet.serves(target):
         raise ModelNotFound(f"no such model: {parsed.model[:256]!r}", param="model")

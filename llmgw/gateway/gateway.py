@@ -264,6 +264,11 @@ class Gateway:
         self.router_faults += 1
         return 0
 
+    def target_of(self, name: str) -> str:
+        """What backends are asked for where a caller asks for ``name``."""
+        rule = self.aliases.get(name)
+        return name if rule is None else rule.target or name
+
     def wants_prefix(self, model: str) -> bool:
         """Whether the prefixes of prompts for ``model`` matter: the router asks for them, and
         there is something to choose, a backend, a slot, or who goes first."""

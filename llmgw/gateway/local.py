@@ -11,6 +11,7 @@ from llmgw.core.member import CHECK_S
 from llmgw.core.retry import retry_after
 from llmgw.errors import ModelNotFound, NoBackend
 from llmgw.gateway.routes import MODEL_PREFIX
+from llmgw.gateway.suited import has_dialect
 
 if TYPE_CHECKING:
     from llmgw.gateway.gateway import Gateway
@@ -33,6 +34,7 @@ def answer(route: Route, path: str, caller: Caller, gateway: Gateway) -> bytes:
             "No backend has told yet what it serves.", retry_after_s=retry_after(CHECK_S, gateway.dice)
         )
     if route.local == "tags":
+        names = [name for name in names if has_dialect(gateway, route, gateway.target_of(name))]
         return _encode({"models": [{"name": name, "model": name} for name in names]})
     if route.local == "model":
         wanted = unquote(path[len(MODEL_PREFIX) :])

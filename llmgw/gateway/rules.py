@@ -26,16 +26,18 @@ def apply_rules(gateway: Gateway, outgoing: Outgoing, caller: Caller, account: A
     """
     parsed = outgoing.ask
     name = parsed.model or only_model(gateway)
-    rule = gateway.aliases.get(name)
-    target = name if rule is None else rule.target or name
+    target = gateway.target_of(name)
     account.model = name
     account.streaming = parsed.stream
     if caller.models is not None and name not in caller.models and target not in caller.models:
         raise ModelNotAllowed(f"this key may not use the model {name[:256]!r}", param="model")
-    if not gateway.fleet.serves(target) or not has_dialect(gateway, outgoing.route, target):
+    if not gateway.fleet.serves(target):
         if not gateway.upstreams:
             raise NoBackend("There is no backend now.", retry_after_s=retry_after(CHECK_S, gateway.dice))
         raise ModelNotFound(f"no such model: {name[:256]!r}", param="model")
+    if not has_dialect(gateway, outgoing.route, target):
+        cure = "it can be asked for by /v1/chat/completions"
+        raise ModelNotFound(f"no Ollama serves {name[:256]!r}; {cure}", param="model")
     account.target = target
     outgoing.target = target
     max_tokens = parsed.max_tokens

@@ -688,6 +688,31 @@ def test_s_mdl_1_the_list_is_the_union_of_all_that_answer(tmp_path: Path) -> Non
         backend.close()
 
 
+def test_ollamas_list_has_what_can_be_asked_by_ollamas_paths(tmp_path: Path) -> None:
+    one, two = Scripted(), Scripted()
+    tables = backend_table(one, "llama", 'kind = "llama-server"\nmodels = ["l", "both"]')
+    tables += backend_table(two, "ollama", 'kind = "ollama"\nloader = "none"\nmodels = ["o", "both"]')
+    for alias, target in (("to-l", "l"), ("to-o", "o")):
+        tables += f'[[models]]\nname = "{alias}"\ntarget = "{target}"\n'
+    gateway = Gateway(tmp_path, tables)
+    try:
+        assert models_at(gateway) == ["both", "l", "o", "to-l", "to-o"]
+        tags = gateway.ask(get("/api/tags"), "GET").json
+        assert [entry["name"] for entry in tags["models"]] == ["both", "o", "to-o"]
+        for name in ("l", "to-l"):
+            refused = gateway.ask(post("/api/chat", chat_body(name)))
+            assert refused.status == 404
+            assert refused.json == {
+                "error": f"no Ollama serves {name!r}; it can be asked for by /v1/chat/completions"
+            }
+        assert "no such model" in gateway.ask(post("/api/chat", chat_body("none"))).json["error"]
+        assert gateway.ask(post("/api/chat", chat_body("to-o"))).status == 200
+    finally:
+        gateway.stop()
+        one.close()
+        two.close()
+
+
 def test_s_emb_1_a_large_answer_is_streamed_through_with_its_length(
     gateway: Gateway, backend: Scripted, spare: Scripted, received: list[Received]
 ) -> None:
