@@ -133,14 +133,6 @@ class UnsupportedEncoding(GatewayError):
     type = "invalid_request_error"
 
 
-class ExpectationFailed(GatewayError):
-    """417."""
-
-    status = 417
-    code = "expectation_failed"
-    type = "invalid_request_error"
-
-
 class RateLimited(GatewayError):
     """429: per key or global; ``code`` is fixed, the message tells what ran out."""
 

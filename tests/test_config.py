@@ -809,7 +809,7 @@ def test_what_only_this_machine_can_reach(description: str, local: bool) -> None
 
 
 def test_listeners_open_to_others_want_auth() -> None:
-    text = 'listen = ["tcp:80:interface=127.0.0.1", "tcp:80", "systemd:INET:index=0"]\n' + ONE
+    text = 'listen = ["tcp:80:interface=127.0.0.1", "tcp:81", "systemd:INET:index=0"]\n' + ONE
     assert [fault.partition(";")[0] for fault in faults(text)] == [
         "listen[1]: reachable from outside without auth",
         "listen[2]: reachable from outside without auth",
@@ -818,6 +818,34 @@ def test_listeners_open_to_others_want_auth() -> None:
     assert parse('auth = ["anonymous"]\n' + text).auth == ("anonymous",)
     assert parse('auth = ["keys:k.toml"]\n' + text).auth == ("keys:/c/k.toml",)
     assert faults("auth = 1\n" + text) == ["auth: expected an array, got an integer"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clash"),
+    [
+        ("tcp:80:interface=127.0.0.1", "tcp:80:interface=127.0.0.1", True),
+        ("tcp:80:interface=127.0.0.1", "llmtls:tcp:80:interface=localhost:certs=/c", True),
+        ("tcp:port=80", "tcp:80:interface=127.0.0.1", True),
+        ("tcp:80:interface=10.0.0.1", "tcp:80:interface=0.0.0.0:backlog=5", True),
+        ("tcp:80:interface=\\\\:\\\\:1", "tcp6:80", True),
+        ("unix:/run/x", "unix:address=/run/x:mode=600", True),
+        ("tcp:80:interface=127.0.0.1", "tcp:81:interface=127.0.0.1", False),
+        ("tcp:80:interface=127.0.0.1", "tcp:80:interface=127.0.0.2", False),
+        ("tcp:80:interface=127.0.0.1", "tcp6:80", False),
+        ("tcp:0", "tcp:0", False),
+        ("unix:/run/x", "unix:/run/y", False),
+        ("systemd:INET:index=0", "systemd:INET:index=0", False),
+        ("onion:80", "onion:80", False),
+    ],
+)
+def test_two_listeners_cannot_take_one_address(one: str, other: str, clash: bool) -> None:
+    def clashes(listeners: str) -> list[str]:
+        return [each for each in faults(f"workers = 0\n{listeners}\n{ONE}") if "takes" in each]
+
+    both = clashes(f'listen = ["{one}", "{other}"]')
+    assert both == (["listen[1]: takes the address that listen[0] takes"] if clash else [])
+    apart = clashes(f'listen = ["{other}"]\nadmin = ["{one}"]')
+    assert apart == (["admin[0]: takes the address that listen[0] takes"] if clash else [])
 
 
 def test_admin_listeners_open_to_others_want_a_token() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel
 
+from llmgw.core.http import LENGTH
 from llmgw.core.target import is_authority
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 64 << 20
 """The longest body taken: what ``/api/explain`` may be asked about."""
-LENGTH_DIGITS = 15
-"""As on the public listener."""
 HEAD_S = 10.0
 IDLE_S = 60
 LEAST_BODY_S = 30.0
@@ -79,7 +78,7 @@ class AdminChannel(HTTPChannel):
 
     def headerReceived(self, line: bytes) -> bool:
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and len(value.strip()) > LENGTH_DIGITS:
+        if name.strip().lower() == b"content-length" and not LENGTH.fullmatch(value.strip()):
             # Python itself refuses to read thousands of digits, which Twisted does not foresee.
             self._respondToBadRequestAndDisconnect()
             return False

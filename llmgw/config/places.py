@@ -318,6 +318,23 @@ def is_loopback_endpoint(description: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def address_of(description: str) -> tuple[str, str, str] | None:
+    """What a settled endpoint string takes for itself: kind of address, interface (empty for all) and
+    port, or the path of a UNIX socket. ``None`` where that cannot be read from it."""
+    endpoint = _endpoint(description)
+    if endpoint.kind == "unix" and "address" in endpoint.places:
+        return ("unix", endpoint.places["address"][1], "")
+    if "port" not in _PARAMETERS.get(endpoint.kind, ()) or port_of(description) in (None, 0):
+        return None
+    text = endpoint.places.get("interface", (0, "::" if endpoint.kind == "tcp6" else ""))[1]
+    try:
+        address = ipaddress.ip_address({"": "0.0.0.0", "localhost": "127.0.0.1"}.get(text.lower(), text))
+    except ValueError:
+        return ("name", text.lower(), str(port_of(description)))
+    interface = "" if address.is_unspecified else str(address)
+    return (f"IPv{address.version}", interface, str(port_of(description)))
+
+
 def with_backlog(description: str, backlog: int) -> str:
     """A settled endpoint string that says how many connections may wait to be accepted.
 

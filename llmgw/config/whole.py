@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from llmgw.config.fleet_tables import BackendConfig
-from llmgw.config.places import is_local_url, is_loopback_endpoint, with_backlog
+from llmgw.config.places import address_of, is_local_url, is_loopback_endpoint, with_backlog
 from llmgw.config.reader import BAD, Reader
 from llmgw.config.schema import Config, StoreConfig
 from llmgw.config.words import key_path, shown
@@ -126,6 +126,7 @@ def check_whole(reader: Reader, config: Config, names: Mapping[str, str]) -> Con
     ordered("overload", "refuse_memory", "close_memory")
     ordered("overload", "close_memory", "cut_memory")
     check_store(reader, config.store, "store")
+    _check_addresses(reader, config, called)
     _check_reach(reader, config, called)
     _warn(reader, config)
     return replace(
@@ -155,6 +156,25 @@ def _with_paths(base_dir: str, table: Any) -> Any:
         if (name == "file" or name.endswith("_file")) and isinstance(value, str) and value
     }
     return replace(table, options={**table.options, **found}) if found else table
+
+
+def _check_addresses(reader: Reader, config: Config, called: Callable[[str], str]) -> None:
+    """No two listeners may take one address; all interfaces have each of them."""
+    taken: list[tuple[tuple[str, str, str], str]] = []
+    for key in ("listen", "admin"):
+        for index, description in enumerate(getattr(config, key)):
+            address = None if description is BAD else address_of(description)
+            if address is None:
+                continue
+            where = f"{called(key)}[{index}]"
+            for other, first in taken:
+                kind, interface, port = address
+                if (kind, port) == (other[0], other[2]) and (
+                    interface == other[1] or (kind != "unix" and "" in (interface, other[1]))
+                ):
+                    reader.fault(where, f"takes the address that {first} takes")
+                    break
+            taken.append((address, where))
 
 
 def _check_reach(reader: Reader, config: Config, called: Callable[[str], str]) -> None:

@@ -171,7 +171,8 @@ _ONCE = frozenset(
 )
 _REQUEST_LINE = re.compile(rb"(%b+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])" % TOKEN)
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: (%b*))?" % TEXT)
-_LENGTH = re.compile(rb"[0-9]{1,15}")
+LENGTH = re.compile(rb"[0-9]{1,15}")
+"""A lawful Content-Length, on every listener."""
 _OPTION = re.compile(rb"%b+" % TOKEN)
 _HOPS = {b"keep-alive": frozenset((b"keep-alive",)), b"close": frozenset((b"close",))}
 _NO_OPTIONS: frozenset[bytes] = frozenset()
@@ -254,7 +255,7 @@ def _framing(
         return None, True
     if length is None:
         return None, False
-    if not _LENGTH.fullmatch(length):
+    if not LENGTH.fullmatch(length):
         raise refuse("malformed Content-Length")
     return int(length), False
 
