@@ -233,6 +233,8 @@ class Meter:
             return Usage(usage.prompt_tokens, usage.cached_tokens, self.content_events)
         opening = self._opening
         if opening is None:
+            if self.status >= 400:
+                return Usage()  # refused: no prompt was read
             return Usage(prompt_estimate, 0, self.content_events)
         prompt = prompt_estimate if opening.prompt is None else opening.prompt
         return Usage(prompt, opening.cached or 0, self.content_events)

@@ -713,6 +713,12 @@ def test_s_lim_2_without_usage_an_estimate_is_charged(counted: Gateway) -> None:
     assert 100 <= found <= 250  # 350 letters are about 100 tokens (with the JSON around), and 20 came
 
 
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 501])
+def test_s_lim_2_what_the_backend_refuses_costs_no_tokens(counted: Gateway, status: int) -> None:
+    refusal = json_response({"error": {"message": "no"}}, status)
+    assert charged(counted, lambda line, _: line.send(refusal), FIELDS, Client.read_answer) == 0
+
+
 def test_s_lim_2_an_aborted_stream_is_charged_for_what_was_sent(counted: Gateway) -> None:
     def some(line: Line, request: Received) -> None:
         line.send(SSE_HEAD, *(chunk(event("a")) for _ in range(40)))

@@ -485,6 +485,15 @@ def test_an_estimate_stands_in_where_nothing_was_told() -> None:
     assert run("chat", []).estimated_usage(40) == Usage(40, 0, 0)
 
 
+@pytest.mark.parametrize("content_type", [b"application/json", b"text/html", None])
+def test_a_refused_request_used_nothing(content_type: bytes | None) -> None:
+    meter = Meter("chat")
+    meter.begin(422, content_type, 0.5)
+    meter.feed(b'{"error":{"message":"no"}}', 1.0)
+    meter.end(1.0)
+    assert meter.estimated_usage(40) == Usage()
+
+
 def test_an_estimate_uses_what_was_told_before_the_cut() -> None:
     stream = events_of((RECORDINGS / "messages.sse").read_bytes())
     assert run("messages", stream[:5], end=False).estimated_usage(40) == Usage(23, 22, 3)
