@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from llmgw.wire.upstream import UpstreamConnection
 
 ERROR_BODY_BYTES = 1 << 20
+TIMED_OUT = 408
 LONG_BODY_BYTES = 1 << 17
 """A request body over this is not copied behind its head, but sent by itself."""
 PASSED_ON = (
@@ -150,7 +151,8 @@ async def ask(
     """Send a request, and wait for the response head.
 
     A kept connection that the backend closed without a byte is replaced by a
-    fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1).
+    fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1). So is one
+    that had its 408 when the request was on its way (RFC 9110 section 15.5.9).
 
     :param write: makes the request, see :meth:`Outbound.request`. What it made is not kept
         while the answer is waited for: that may take minutes, and it is as long as the prompt.
@@ -174,13 +176,17 @@ async def ask(
         )
         del payload, rest
         try:
-            return connection, await answer
+            head = await answer
         except UpstreamFault as fault:
             if fresh or not fault.stale:
                 raise
-            may_be_kept = False
+        else:
+            if fresh or head.status != TIMED_OUT:
+                return connection, head
+            connection.abort()
         finally:
             del answer  # it holds a fault, whose traceback holds this frame
+        may_be_kept = False
 
 
 async def collect(connection: UpstreamConnection) -> bytes:

@@ -394,6 +394,35 @@ def test_s_rty_2b_not_when_a_byte_came(fleet: Scene) -> None:
     assert len(fleet.backends["a"].requests) == 2
 
 
+TIMED_OUT = json_response(b"timed out", 408, "Connection: close\r\n")
+
+
+def test_s_rty_2b_a_kept_connection_that_was_timed_out(fleet: Scene) -> None:
+    """Some servers say so with 408 before they close, and it meets the next request on its way."""
+
+    def script(line: Line, request: Received) -> None:
+        if fleet.backends["a"].lines.index(line) == 0 and len(fleet.backends["a"].requests) > 1:
+            line.send(TIMED_OUT)
+            line.close()
+        else:
+            answer_completion(line, request)
+
+    fleet.backends["a"].play(script)
+    assert fleet.ask(ask_whole(model="a")).status == 200
+    id = request_id()
+    assert blame(fleet, "a", ask_whole(id=id, model="a"))[0].json == COMPLETION
+    assert len(fleet.backends["a"].requests) == 3
+    fleet.expect(id, attempts=1)
+
+
+def test_a_fresh_connection_that_times_out_is_the_clients_affair(fleet: Scene) -> None:
+    fleet.drop_kept()
+    fleet.backends["a"].play(answered(TIMED_OUT))
+    answer = fleet.ask(ask_whole(model="a"))
+    assert (answer.status, answer.body) == (408, b"timed out")
+    assert len(fleet.backends["a"].requests) == 1
+
+
 @pytest.mark.parametrize("model", ["m", "pair"])
 @pytest.mark.parametrize("end", ["close", "reset"])
 def test_s_rty_2c_closed_before_the_head_is_tried_elsewhere(fleet: Scene, end: str, model: str) -> None:
