@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -84,8 +85,8 @@ class Source:
     @property
     def contact_s(self) -> float | None:
         """When the source answered last, by the reactor's clock."""
-        found: float | None = getattr(self._plugin, "contact_s", None)
-        return found
+        found = getattr(self._plugin, "contact_s", None)
+        return found if isinstance(found, (float, int)) and isfinite(found) else None
 
     @property
     def error(self) -> str:

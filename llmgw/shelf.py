@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, Timeo
 from twisted.logger import Logger
 
 from llmgw.core.placement import Instance, Resident
-from llmgw.core.stock import Stock
+from llmgw.core.stock import Stock, states_of
 from llmgw.errors import ForeignServer
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Shelf:
         version = self._version
         self._looked_s = self._clock()
         try:
-            told: Mapping[str, str] = await self.loader.models().addTimeout(within_s, self._reactor)
+            told = await self._asked(within_s)
         except CancelledError:
             raise
         except Exception as error:
@@ -184,12 +184,14 @@ class Shelf:
     async def told(self, within_s: float) -> Mapping[str, str]:
         """What the loader tells now, taken at its word; nothing where it tells nothing."""
         try:
-            told: Mapping[str, str] = await self.loader.models().addTimeout(within_s, self._reactor)
+            return await self._asked(within_s)
         except CancelledError:
             raise
         except Exception:
             return {}
-        return told
+
+    async def _asked(self, within_s: float) -> Mapping[str, str]:
+        return states_of(await maybeDeferred(self.loader.models).addTimeout(within_s, self._reactor))
 
     def _take(self, told: Mapping[str, str]) -> None:
         # What was there before us is as old as can be.

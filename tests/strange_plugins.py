@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.plugin import IPlugin
 from zope.interface import implementer
 
@@ -23,6 +23,8 @@ from llmgw.interfaces import (
     IHealthSource,
     IHealthSourceFactory,
     IHealthTarget,
+    IModelLoader,
+    IModelLoaderFactory,
     IRateLimiter,
     IRateLimiterFactory,
     IRequestFilter,
@@ -37,7 +39,8 @@ def installed(folder: Path) -> dict[str, str]:
     """Install them for a gateway. :return: the gateway's environment."""
     plugins = folder / "installed" / "twisted" / "plugins"
     plugins.mkdir(parents=True, exist_ok=True)
-    (plugins / "llmgw_strange.py").write_text("from strange_plugins import router, filter, limiter, health\n")
+    names = "router, filter, limiter, health, loader"
+    (plugins / "llmgw_strange.py").write_text(f"from strange_plugins import {names}\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder / "installed"), str(Path(__file__).parent)])}
 
 
@@ -137,6 +140,25 @@ class StrangeHealth(Strange):
         self.misbehave(lambda: None)
 
 
+TOLD_MODELS: Mapping[str, Any] = {
+    "list": ["m"],
+    "states": {"m": "ready?"},
+    "names": {"m": "unloaded", 3: "loaded"},
+    "none": None,
+}
+
+
+@implementer(IModelLoader)
+class StrangeLoader(Strange):
+    def models(self) -> Any:
+        return TOLD_MODELS[self._does]
+
+    def load(self, model: str) -> Any:
+        return succeed(None)
+
+    unload = load
+
+
 def _factory(interface: Any, kind: type) -> Any:
     @implementer(IPlugin, interface)
     class Factory:
@@ -155,6 +177,12 @@ def _factory(interface: Any, kind: type) -> Any:
         def build(self, options: Mapping[str, Any]) -> Any:
             return kind(options)
 
+    class FactoryForTarget(Factory):
+        def build(self, options: Mapping[str, Any], target: Any, reactor: Any) -> Any:
+            return kind(options)
+
+    if kind is StrangeLoader:
+        return FactoryForTarget()
     return (FactoryAlone if kind in (StrangeRouter, StrangeFilter) else FactoryWithReactor)()
 
 
@@ -162,3 +190,4 @@ router = _factory(IRouterFactory, StrangeRouter)
 filter = _factory(IRequestFilterFactory, StrangeFilter)
 limiter = _factory(IRateLimiterFactory, StrangeLimiter)
 health = _factory(IHealthSourceFactory, StrangeHealth)
+loader = _factory(IModelLoaderFactory, StrangeLoader)

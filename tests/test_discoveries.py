@@ -128,6 +128,15 @@ def test_what_is_found_joins_what_is_configured(stage: Any) -> None:
     assert it.served["a"].weight == 4.0
 
 
+@pytest.mark.parametrize("odd", ["x", None, float("nan"), object()])
+def test_a_plugins_time_of_contact_that_is_no_time_is_not_shown(stage: Any, odd: Any) -> None:
+    it = stage()
+    it.made[0].contact_s = odd
+    assert it.discoveries.contact_ages_s() == {}
+    it.made[0].contact_s = 0
+    assert list(it.discoveries.contact_ages_s().values()) == [0.0]
+
+
 def test_a_gateway_may_begin_with_a_discovery_alone(stage: Any) -> None:
     it = stage()
     assert it.served.ids == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -33,3 +34,19 @@ class Stock(Struct):
         """Take over when each was last used; what has come since then was used now."""
         known = {} if old is None else old.used
         self.used = {name: known.get(name, now_s) for name in self.names if name not in self.cold}
+
+
+STATES = frozenset({"loaded", "loading", "unloaded", "failed"})
+
+
+def states_of(told: Any) -> Mapping[str, str]:
+    """``told``, if it is what a loader may tell of its models.
+
+    :raise ValueError: it is not; the message is for the operator.
+    """
+    if not isinstance(told, Mapping):
+        raise ValueError(f"its loader told {type(told).__name__}, which is no mapping of models to states")
+    for model, state in told.items():
+        if not isinstance(model, str) or not isinstance(state, str) or state not in STATES:
+            raise ValueError(f"its loader told of {model!r} that it is {state!r}")
+    return told

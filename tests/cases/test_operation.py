@@ -150,6 +150,29 @@ def test_a_limiter_that_refuses_in_nonsense_lets_requests_pass(tmp_path: Path, d
     strange.end()
 
 
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("list", "its loader told list, which is no mapping of models to states"),
+        ("none", "its loader told NoneType, which is no mapping of models to states"),
+        ("states", "its loader told of 'm' that it is 'ready?'"),
+        ("names", "its loader told of 3 that it is 'loaded'"),
+    ],
+)
+def test_a_loader_that_tells_nonsense_tells_nothing(tmp_path: Path, does: str, words: str) -> None:
+    backend = Scripted()
+    table = f'loader = {{ plugin = "strange", does = "{does}" }}'
+    gateway = Gateway(
+        tmp_path, backend_table(backend, more=table), environment=strange_plugins.installed(tmp_path)
+    )
+    _running.append(gateway)
+    eventually(lambda: gateway.state["backends"][0]["detail"] == f"ok, but {words}")
+    assert f"backend b: cannot tell its models: {words}" in gateway.log
+    assert "loading" not in gateway.log
+    assert gateway.stop() == 0
+    backend.close()
+
+
 def test_a_limiter_that_gives_no_answer_is_told(tmp_path: Path) -> None:
     strange = Strange(tmp_path, '[rate_limiter]\nplugin = "strange"\ndoes = "never"\n')
     assert strange.statuses() == {200}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fleets import fail, fleet, report, request
 
 from llmgw.core.fleet import Fleet, Standing
-from llmgw.core.stock import Stock
+from llmgw.core.stock import Stock, states_of
 from llmgw.errors import ModelLoading, ModelNotFound, NoBackend, Overloaded
 from llmgw.testing.fakes import request as request_for
 from llmgw.values import HealthReport
@@ -129,3 +131,14 @@ def test_the_picture_names_what_is_not_in_memory() -> None:
     (picture,) = subject.snapshot(0.0)
     assert picture["cold"] == ["m", "n"]
     assert picture["models"] == ["m", "n"]
+
+
+@pytest.mark.parametrize("told", [["m"], None, {"m": "ready"}, {"m": ["loaded"]}, {3: "loaded"}])
+def test_what_is_no_state_of_models_is_refused(told: Any) -> None:
+    with pytest.raises(ValueError, match="its loader told"):
+        states_of(told)
+
+
+def test_states_of_models_are_taken_as_they_are() -> None:
+    told = {"m": "loaded", "n": "failed"}
+    assert states_of(told) is told
