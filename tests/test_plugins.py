@@ -405,13 +405,14 @@ def test_the_uvloop_reactor_runs() -> None:
     source = (
         "from twisted.application.reactors import installReactor\n"
         "reactor = installReactor('uvloop')\n"
-        "print(type(reactor).__name__, type(reactor._asyncioEventloop).__module__)\n"
+        "import uvloop\n"
+        "print(type(reactor).__name__, isinstance(reactor._asyncioEventloop, uvloop.Loop))\n"
         "reactor.callLater(0.01, reactor.stop)\n"
         "reactor.run()\n"
         "print('ran')\n"
     )
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == ["AsyncioSelectorReactor uvloop", "ran"]
+    assert result.stdout.splitlines() == ["AsyncioSelectorReactor True", "ran"]
 
 
 def test_without_uvloop_twistd_says_what_to_install(tmp_path: Path) -> None:
