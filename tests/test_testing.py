@@ -369,7 +369,20 @@ class Slow(Lax):
         return Deferred()
 
 
+class Odd(Lax):
+    """Has figures that are none, and never ends."""
+
+    def gauges(self) -> Any:
+        return {"llmgw_odd": ("Odd.", "much")}
+
+    def stop(self) -> Any:
+        return Deferred()
+
+
 def test_bad_rate_limiters_are_noticed() -> None:
+    failed = run(testing.rate_limiter_contract(LimiterFactory(Odd)))
+    assert failed["test_figures_for_a_scrape_are_figures"] == "llmgw_odd is 'much'"
+    assert failed["test_it_ends"] == "stop did not end within 2 s"
     failed = run(testing.rate_limiter_contract(LimiterFactory(Lax)))
     assert "test_all_policies_are_charged_or_none" in failed
     assert "test_settling_gives_one_place_back" in failed
@@ -405,6 +418,34 @@ class Noticeboard:
 
 class Restless(Noticeboard):
     forgets = False
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("abc", "which is no sequence"),
+        ({"id": "a"}, "which is no sequence"),
+        (["a"], "which is no table"),
+        ([{"id": 1, "url": "http://a"}], "'id' of {'id': 1, 'url': 'http://a'} is no text"),
+        ([{"key": "k", "fault": 4}], "'fault' of"),
+    ],
+)
+def test_a_discovery_that_tells_nonsense_is_noticed(told: Any, words: str) -> None:
+    class Garbled(Noticeboard):
+        def look(self) -> None:
+            self.call = self.reactor.callLater(1.0, lambda: None)
+            self.update(told)
+
+    failed = run(testing.discovery_contract(DiscoveryFactory(Garbled)))
+    assert words in failed["test_nothing_comes_after_stop"]
+
+
+def test_a_discovery_that_shows_nonsense_is_noticed() -> None:
+    class Shown(Noticeboard):
+        contact_s = "now"
+
+    failed = run(testing.discovery_contract(DiscoveryFactory(Shown)))
+    assert failed == {"test_nothing_comes_after_stop": "contact_s is 'now'"}
 
 
 def test_discoveries_are_tried_with_the_authors_hook() -> None:

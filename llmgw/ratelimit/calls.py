@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, succeed
 from twisted.logger import Logger
 
 from llmgw.core.holding import PERIOD_S, Ask, Holding
@@ -138,6 +138,8 @@ class Calls:
 
     def stop(self) -> Deferred[Any]:
         """Give everything back. Fires when that is done, or can't be."""
+        if self._stopped:
+            return succeed(None)
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()

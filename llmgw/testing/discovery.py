@@ -42,13 +42,14 @@ class DiscoveryContract(FactoryContract):
         first, second = {"id": "a", "url": "http://10.0.0.1:8080"}, {"id": "b", "url": "http://10.0.0.2:8080"}
         if not self._knows(clock, [first]):
             return
-        updates: list[Sequence[Mapping[str, Any]]] = []
+        updates = _Updates()
         discovery = self.build(self.options, clock)
-        discovery.start(updates.append)
+        discovery.start(updates.take)
         for entries in ([first], [first, second], [second], []):
             self.know(clock, entries)
             self.run(clock)
             assert updates, "no update"
+            _check_shown(discovery)
             told = {entry["id"]: entry["url"] for entry in updates[-1]}
             assert told == {entry["id"]: entry["url"] for entry in entries}, f"told {told}"
         self._stop(discovery, clock)
@@ -57,9 +58,10 @@ class DiscoveryContract(FactoryContract):
         """No update, and nothing left in the reactor."""
         clock = Clock()
         knows = self._knows(clock, [{"id": "a", "url": "http://10.0.0.1:8080"}])
-        updates: list[Sequence[Mapping[str, Any]]] = []
+        updates = _Updates()
         discovery = self.build(self.options, clock)
-        discovery.start(updates.append)
+        discovery.start(updates.take)
+        _check_shown(discovery)
         self._stop(discovery, clock)
         seen = len(updates)
         if knows:
@@ -85,6 +87,30 @@ class DiscoveryContract(FactoryContract):
                 results[0].raiseException()
         calls = clock.getDelayedCalls()
         assert not calls, f"stop left calls behind: {calls}"
+
+
+class _Updates(list[Sequence[Mapping[str, Any]]]):
+    """What was told, each looked at as it came."""
+
+    def take(self, entries: Any) -> None:
+        lawful = isinstance(entries, Sequence) and not isinstance(entries, str)
+        assert lawful, f"told {entries!r}, which is no sequence"
+        for entry in entries:
+            assert isinstance(entry, Mapping), f"told of {entry!r}, which is no table"
+            told = ("key", "fault") if "fault" in entry else ("id", "url")
+            for name in told:
+                assert isinstance(entry.get(name), str), f"{name!r} of {dict(entry)} is no text"
+        self.append(entries)
+
+
+def _check_shown(discovery: Any) -> None:
+    """What operators are shown, where it is there."""
+    connected, error = getattr(discovery, "connected", True), getattr(discovery, "error", "")
+    contact_s = getattr(discovery, "contact_s", None)
+    assert isinstance(connected, bool), f"connected is {connected!r}"
+    assert isinstance(error, str), f"error is {error!r}"
+    assert "\n" not in error, "error is more than one line"
+    assert contact_s is None or isinstance(contact_s, (float, int)), f"contact_s is {contact_s!r}"
 
 
 def discovery_contract(factory: Any, options: Mapping[str, Any] | None = None) -> type[DiscoveryContract]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -194,6 +195,27 @@ class RateLimiterContract(FactoryContract):
         answer.addErrback(lambda failure: None)
         answer.cancel()
         gate.take()
+
+    def test_figures_for_a_scrape_are_figures(self) -> None:
+        """``gauges`` is optional: a lawful name to a help text and a number."""
+        limiter = self._gate().limiter
+        for name, gauge in getattr(limiter, "gauges", dict)().items():
+            assert re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", name), f"{name!r} is no name of a metric"
+            text, value = gauge
+            assert isinstance(text, str), f"{name}: the help text is {text!r}"
+            assert isinstance(value, (float, int)), f"{name} is {value!r}"
+
+    def test_it_ends(self) -> None:
+        """``stop`` is optional, and is waited for; not for long."""
+        gate = self._gate()
+        stopped = getattr(gate.limiter, "stop", lambda: None)()
+        if isinstance(stopped, Deferred):
+            results: list[Any] = []
+            stopped.addBoth(results.append)
+            for _ in range(20):
+                gate.clock.advance(0.1)
+            assert results, "stop did not end within 2 s"
+            assert not isinstance(results[0], Failure), f"stop failed: {results[0]}"
 
     def _gate(self, *policies: Policy) -> _Gate:
         return _Gate(self, policies)
