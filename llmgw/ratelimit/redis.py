@@ -9,8 +9,6 @@ the store is away each policy goes on by itself (``local``), lets everything pas
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import random
 import secrets
 from collections import OrderedDict
@@ -23,6 +21,7 @@ from llmgw.interfaces import IRateLimiter
 from llmgw.ratelimit.asking import Waiting, parts_of
 from llmgw.ratelimit.calls import Calls
 from llmgw.ratelimit.ledger import ASK, Ledger, state_of, tightest
+from llmgw.ratelimit.names import Names
 from llmgw.values import Cost, Decision, Policy, Usage
 
 if TYPE_CHECKING:
@@ -79,8 +78,7 @@ class RedisRateLimiter:
         self._turn: Any = None
         self._hurried: dict[Ledger, None] = {}
         self._calls: Calls
-        self._prefix = ""
-        self._secret = b""
+        self._names: Names
         if store is not None:
             self.use_store(store)
 
@@ -88,9 +86,7 @@ class RedisRateLimiter:
         """Share limits through ``store``; called before the reactor runs."""
         gateway = secrets.token_hex(6)
         self._calls = Calls(store, self._reactor, gateway, self._parts, self._answered, self._dice)
-        self._prefix = store.key("rl")
-        password = store.config.password
-        self._secret = b"llmgw" if password is None else password.reveal().encode()
+        self._names = Names(store)
 
     def __len__(self) -> int:
         """Ledgers held in memory."""
@@ -385,14 +381,7 @@ class RedisRateLimiter:
     # --- ledgers ---
 
     def _ledger(self, policy: Policy, subject: str, now_s: float) -> Ledger:
-        # A key's own policies are called after its id, which is nobody's business in the store.
-        name = "own" if policy.name.startswith("keys.") else policy.name
-        digest = "all"
-        if policy.scope != "global":
-            digest = hmac.new(self._secret, subject.encode(), hashlib.sha256).hexdigest()[:16]
-        key = f"{self._prefix}:{{{digest}}}:{name}"
-        names = (f"{key}:requests", f"{key}:tokens", f"{key}:concurrent")
-        return Ledger(policy, names, policy.on_redis_loss or self._on_loss, now_s)
+        return Ledger(policy, self._names.of(policy, subject), policy.on_redis_loss or self._on_loss, now_s)
 
     def _sweep(self, now_s: float, newcomers: int) -> None:
         ledgers = self._ledgers
