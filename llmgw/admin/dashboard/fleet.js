@@ -130,7 +130,7 @@ class Row {
   showMore(node) {
     text(this.lever, node.draining ? `Send requests to ${node.id} again` : `Drain ${node.id}: no new requests`);
     const fields = [
-      ["Said at the last look", node.detail],
+      ["In words", node.detail],
       ["Weight", figure(node.weight)],
       ["Warmth", percent(node.warmth)],
       ["Context of a slot", node.context_length && `${figure(node.context_length)} tokens`],
