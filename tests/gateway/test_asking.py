@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from llmgw.wire.later import Later, Task
 from llmgw.wire.sink import UpstreamFault
 
 DEADLINES = Deadlines(1.0, 1.0, 1.0, 1.0)
+HEAD = SimpleNamespace(status=200)
 
 
 class Connection:
@@ -80,8 +82,8 @@ def test_what_was_sent_is_not_held_while_the_answer_is_waited_for(kept: bool) ->
     assert connection.asked == [(1000, 2000)]
     # The list of this test, and the loop's name and the call's argument.
     assert [sys.getrefcount(each) for each in asker.written] == [3, 3]
-    connection.answer.fire("head")
-    assert asker.outcome == (connection, "head")
+    connection.answer.fire(HEAD)
+    assert asker.outcome == (connection, HEAD)
 
 
 def test_a_kept_connection_that_was_closed_is_replaced_by_a_fresh_one_once() -> None:
