@@ -50,10 +50,13 @@ HOP_BY_HOP = frozenset(
     b"transfer-encoding upgrade content-length".split()
 )
 KEPT_BACK = HOP_BY_HOP | frozenset(
-    b"server date set-cookie set-cookie2 x-powered-by x-request-id x-accel-buffering via alt-svc "
+    b"server date set-cookie set-cookie2 x-powered-by x-request-id via alt-svc "
     b"strict-transport-security location content-location refresh".split()
 )
 """Headers of a backend that never reach a client: it must not follow one to a backend, for instance."""
+FAMILIES = (b"x-llmgw-", b"access-control-", b"x-forwarded-", b"x-accel-", b"x-sendfile", b"x-lighttpd-send")
+"""Beginnings of others. The last three are orders to a proxy in front, which would send what it
+has itself in place of the answer."""
 
 
 class Outbound:
@@ -221,9 +224,7 @@ def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
     if nominated:
         drop = drop | {token.strip().lower() for token in nominated.split(b",")}
     return [
-        (name, value)
-        for name, value in head.headers
-        if name not in drop and not name.startswith((b"x-llmgw-", b"access-control-", b"x-forwarded-"))
+        (name, value) for name, value in head.headers if name not in drop and not name.startswith(FAMILIES)
     ]
 
 

@@ -242,6 +242,22 @@ def test_no_client_is_sent_to_a_backend(gateway: Gateway, backend: Scripted) -> 
     assert not {"location", "content-location", "refresh"} & {name for name, _ in answer.headers}
 
 
+def test_no_backend_gives_orders_to_a_proxy_in_front(gateway: Gateway, backend: Scripted) -> None:
+    """nginx would answer with a place of its own that ``X-Accel-Redirect`` names, others with a file."""
+    orders = (
+        "X-Accel-Redirect",
+        "X-Accel-Limit-Rate",
+        "X-Sendfile",
+        "X-Sendfile-Type",
+        "X-LIGHTTPD-send-file",
+    )
+    headers = "".join(f"{name}: /internal\r\n" for name in orders)
+    backend.play(lambda line, request: line.send(json_response(COMPLETION, headers=headers)))
+    answer = gateway.ask(post(headers=bearer(ALICE)))
+    assert answer.json == COMPLETION
+    assert not {name.lower() for name in orders} & {name for name, _ in answer.headers}
+
+
 def test_s_hop_2_proxy_authorization_is_not_forwarded(gateway: Gateway, backend: Scripted) -> None:
     answer = gateway.ask(post(headers=bearer(ALICE) + "Proxy-Authorization: Basic YTpi\r\n"))
     assert answer.status == 200
