@@ -50,7 +50,7 @@ class Callers:
         """The caller, at once for our own checkers, else as a Deferred.
 
         :raise InvalidApiKey: no credential, a wrong one, or two that differ, where any is asked for.
-        :raise RateLimited: as before, for the eleventh time in a minute from this address.
+        :raise RateLimited: a wrong one, for the eleventh time in a minute from this address.
         """
         if self._open:  # nobody here could tell a good key from a bad one
             return Caller(id="anonymous")
@@ -93,13 +93,13 @@ class Callers:
         return Deferred.fromCoroutine(self._checked(checker, avatar, peer, now_s))
 
     def _refusal(self, peer: str, now_s: float, *, given: bool) -> InvalidApiKey | RateLimited:
+        if not given:  # who sends no key tries none
+            return InvalidApiKey("an API key is needed: Authorization: Bearer …, or x-api-key")
         wait_s = self._flood.failed(peer, now_s)
         if wait_s:
             after_s = retry_after(wait_s, self._dice)
             return RateLimited("too many failed logins from this address", retry_after_s=after_s)
-        if given:
-            return InvalidApiKey("the API key is not valid")
-        return InvalidApiKey("an API key is needed: Authorization: Bearer …, or x-api-key")
+        return InvalidApiKey("the API key is not valid")
 
 
 def _credentials(headers: Mapping[bytes, bytes]) -> tuple[str | None, tuple[bytes, bytes] | None]:

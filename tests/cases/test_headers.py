@@ -604,6 +604,14 @@ def test_the_flood_limit_is_for_wrong_keys_of_one_address(gateway: Gateway, back
     assert ask_anew(gateway, post(headers=bearer("wrong"))).status == 401
 
 
+def test_no_key_is_no_wrong_key(gateway: Gateway) -> None:
+    """Who has forgotten it is told so each time, and takes no tries from those who have one."""
+    address = "192.0.2.98"
+    statuses = [ask_from(gateway, address, post()).status for _ in range(12)]
+    statuses += [ask_from(gateway, address, post(headers=bearer("wrong"))).status for _ in range(10)]
+    assert statuses == [401] * 22
+
+
 # --- CORS --------------------------------------------------------------------------
 
 PREFLIGHT = (
