@@ -161,6 +161,12 @@ class Relay(Watched):
     def flush(self) -> None:
         self.incoming.flush()
 
+    def ended(self) -> None:
+        rest = b"" if self.strip is None else self.strip.end()
+        if rest:
+            self.incoming.send(rest)  # the body's end came in a read of its own
+        super().ended()
+
     def expired(self, now_s: float) -> None:
         """From the sweep: the client has heard nothing for a while, unless by the short way."""
         if self.last_s + self.heartbeat_s > now_s:

@@ -128,6 +128,18 @@ def test_s_sse_5_last_line_without_newline(either: Scene) -> None:
     assert (answer.body, answer.clean) == (b"".join(pieces), True)
 
 
+@pytest.mark.parametrize("rest", [b'data: {"err":1}', b"data: [DONE]", b"data: [DONE]\n"])
+def test_s_sse_5_the_end_of_the_body_may_come_by_itself(either: Scene, rest: bytes) -> None:
+    """Also where events are held until they are whole: what is left then is the client's."""
+
+    def script(line: Line, request: Received) -> None:
+        line.send(SSE_HEAD, chunk(event("a")), chunk(rest), LAST_CHUNK, gap_s=0.05)
+
+    either.backend.play(script)
+    answer = either.ask(ask_stream())
+    assert (answer.body, answer.clean) == (event("a") + rest, True)
+
+
 def test_s_sse_6_connection_lingers_after_done(plain: Scene) -> None:
     """After ``[DONE]`` the backend has one second to end its body; then it is done without it."""
     plain.backend.play(lambda line, request: line.send(SSE_HEAD, chunk(event("a") + STOP + DONE)))
