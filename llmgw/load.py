@@ -221,6 +221,7 @@ class Load:
         begun_s = self._clock() if self.begun_s is None else self.begun_s
         try:
             await loading
+            await self._confirm(shelf)
         except CancelledError:
             shelf.mark(model, "unloaded")
             raise
@@ -249,6 +250,16 @@ class Load:
             self._gateway.fleet.revive(shelf.id, self._clock())
         shelf.mark(model, "loaded")
         await loads.locks.forget(model, [shelf.backend.url])
+
+    async def _confirm(self, shelf: Shelf) -> None:
+        """Ask the backend itself, where it tells.
+
+        :raise LoadUndone: the loader was done too soon, or somebody has unloaded the model since.
+        """
+        told = await shelf.told(LOOKS_S)
+        states = [told[name] for name in shelf.names_of(self.model) if name in told]
+        if told and not {"loaded", "loading"} & set(states):
+            raise LoadUndone(f"{self.model!r} was loaded, and is not there")
 
     async def _failed(self, shelf: Shelf, lock: Lock, error: Exception) -> None:
         """Remember it, and tell the other gateways."""

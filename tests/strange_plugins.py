@@ -145,6 +145,7 @@ TOLD_MODELS: Mapping[str, Any] = {
     "states": {"m": "ready?"},
     "names": {"m": "unloaded", 3: "loaded"},
     "none": None,
+    "too-soon": {"m": "unloaded"},
 }
 
 

@@ -48,7 +48,7 @@ class Standing:
 
     def failed(self, why: str) -> None:
         """The source did not answer, or with something unusable; told once until it changes."""
-        why = " ".join(why.split())[:300]
+        why = " ".join(why.split())[:300].rstrip(".")
         if why != self.error:
             self.log.warn("{source}: {why}; the last set stays", source=self._called, why=why)
         self.connected, self.error = False, why

@@ -173,6 +173,25 @@ def test_a_loader_that_tells_nonsense_tells_nothing(tmp_path: Path, does: str, w
     backend.close()
 
 
+def test_a_loader_that_is_done_too_soon_is_not_asked_for_ever(tmp_path: Path) -> None:
+    """Four times, as if somebody else undid it, and then it has failed."""
+    backend = Scripted()
+    config = "[hold]\nmin_s = 5.0\nmax_s = 10.0\n"
+    config += backend_table(backend, more='loader = { plugin = "strange", does = "too-soon" }')
+    gateway = Gateway(tmp_path, config, environment=strange_plugins.installed(tmp_path))
+    _running.append(gateway)
+    eventually(lambda: gateway.state["loading"]["backends"][0]["models"])
+    answer = gateway.ask(ask_whole())
+    assert answer.status == 503
+    assert answer.json["error"]["code"] == "model_loading"
+    assert "was loaded, and is not there" in answer.json["error"]["message"]
+    assert gateway.log.count("backend b: loading m") == 4
+    assert gateway.ask(ask_whole()).status == 503
+    assert gateway.log.count("backend b: loading m") == 4
+    assert gateway.stop() == 0
+    backend.close()
+
+
 def test_a_limiter_that_gives_no_answer_is_told(tmp_path: Path) -> None:
     strange = Strange(tmp_path, '[rate_limiter]\nplugin = "strange"\ndoes = "never"\n')
     assert strange.statuses() == {200}
