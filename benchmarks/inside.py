@@ -142,11 +142,13 @@ class Rig:
         """One request and its answer."""
         self._client.dataReceived(self.request)
         self._backend().dataReceived(RESPONSE)
+        self._end_turn()
 
     def begin_stream(self) -> None:
         """One request, and the head of a stream in answer."""
         self._client.dataReceived(self.request)
         self._backend().dataReceived(STREAM_HEAD)
+        self._end_turn()
 
     def event(self) -> None:
         """One more event of the stream."""
@@ -157,6 +159,11 @@ class Rig:
         self.out.clear()
         self.ask()
         assert b" 200 OK" in self.out[-1], self.out[-1]
+
+    @staticmethod
+    def _end_turn() -> None:
+        """What the event loop does when the events of a turn have been handled."""
+        reactor.runUntilCurrent()  # type: ignore[attr-defined]
 
     def _backend(self) -> UpstreamConnection:
         assert self._asked is not None, self.out[-1:]

@@ -54,6 +54,7 @@ from llmgw.wire.accepting import ClientFactory
 from llmgw.wire.eager import Outbox
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
+from llmgw.wire.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +133,7 @@ class GatewayService(Daemon):
             outbox=outbox,
             limits=config.limits,
             timeouts=config.timeouts,
-            serve=self.gateway.serve,
+            serve=Turnstile(self.gateway.serve, reactor).pass_on,
             fault_answer=self.gateway.fault_answer,
         )
         self.loads = Loads(self.gateway, config, self.store)

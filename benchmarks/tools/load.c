@@ -320,7 +320,9 @@ int main(int argc, char **argv) {
   most.rlim_cur = most.rlim_max;
   setrlimit(RLIMIT_NOFILE, &most);
   char *fill = malloc(body_size + 1), *body;
-  memset(fill, 'x', body_size);
+  /* Words, as letters without blanks would be taken for an image. */
+  const char words[] = "Which of the old rivers ran here before the mill was built? ";
+  for (long at = 0; at < body_size; at++) fill[at] = words[at % (sizeof words - 1)];
   char fixed[512];
   int taken = snprintf(fixed, sizeof fixed, "{\"model\":\"%s\",\"stream\":%s,\"messages\":[{\"role\":\"user\",\"content\":\"%s \"}]}", model,
                        streams ? "true" : "false", directive);

@@ -59,7 +59,7 @@ class Outbox:
 
     def __init__(self, reactor: Any) -> None:
         self.waiting: list[_Gathering] = []
-        self._later = _end_of_turn(reactor)
+        self._later = end_of_turn(reactor)
 
     def wake(self) -> None:
         """Somebody is about to wait."""
@@ -279,7 +279,7 @@ def take_over(transport: Any, protocol: Any) -> None:
             connector.factory = _AFTERWARDS
 
 
-def _end_of_turn(reactor: Any) -> Callable[[Callable[[], None]], Any]:
+def end_of_turn(reactor: Any) -> Callable[[Callable[[], None]], Any]:
     """How to have something called when this turn's events have been handled.
 
     A ``ReactorBase`` runs its thread calls after each poll; adding one from the

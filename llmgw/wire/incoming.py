@@ -12,6 +12,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
+from twisted.internet.defer import CancelledError
+
 from llmgw.errors import BodyTooLarge, Overloaded
 from llmgw.wire.later import Later
 
@@ -124,9 +126,12 @@ class Incoming:
         Cancelling the Later only forgets the wait. It is the caller's to
         :meth:`forget_body` when the bytes are no longer needed.
 
+        :raise CancelledError: the client has left already.
         :raise BodyTooLarge: (or fails with it) over ``limit_bytes``.
         :raise Overloaded: this process holds as many body bytes as it may.
         """
+        if self.gone:
+            raise CancelledError
         if self.fault is not None:
             raise self.fault
         declared = self.head.content_length
