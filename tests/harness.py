@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -32,14 +33,18 @@ SSE_HEAD = (
 )
 LAST_CHUNK = b"0\r\n\r\n"
 WAIT_S = 10.0
+LEAST_PORT, EPHEMERAL_PORTS = 12_000, 32_768
+"""``ip_local_port_range`` begins at the second (Linux ``networking/ip-sysctl.rst``)."""
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that was free a moment ago, and that the system gives to nobody by itself: a server
+    that is restarted there would else find it taken by somebody's outgoing connection."""
+    while True:
+        port = LEAST_PORT + secrets.randbelow(EPHEMERAL_PORTS - LEAST_PORT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def eventually(check: Callable[[], Any], within_s: float = WAIT_S) -> Any:
