@@ -9,8 +9,8 @@ Not at once, though, but when all that arrived in this turn of the reactor has
 been handled: the readers of many streams are then woken together. A wake-up of
 a sleeping peer costs the sender more than the rest of the event.
 
-This is the one place that reads private fields of Twisted (``_tempDataBuffer``
-and ``dataBuffer`` of ``twisted.internet.abstract.FileDescriptor``, ``_dataReceived``
+This is the one place that reads private fields of Twisted (``_tempDataBuffer``,
+``dataBuffer`` and ``offset`` of ``twisted.internet.abstract.FileDescriptor``, ``_dataReceived``
 of ``twisted.internet.tcp.Connection``, ``threadCallQueue`` of
 ``twisted.internet.base.ReactorBase``). Wherever they are not as expected, public
 ways are used.
@@ -259,7 +259,8 @@ def unsent_bytes(transport: Any) -> int:
     0 where they cannot be seen."""
     size = 0
     while transport is not None:
-        size += len(getattr(transport, "dataBuffer", b"")) + getattr(transport, "_tempDataLen", 0)
+        size += len(getattr(transport, "dataBuffer", b"")) - getattr(transport, "offset", 0)
+        size += getattr(transport, "_tempDataLen", 0)
         size += sum(map(len, getattr(transport, "_appSendBuffer", ())))
         transport = getattr(transport, "transport", None)
     return size

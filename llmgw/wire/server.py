@@ -8,7 +8,8 @@ and takes the next one when it has been answered. Rules that hold here:
    what still arrives is thrown away. (Over TLS Twisted goes on delivering data
    after ``loseConnection``; a reader that went on would dispatch it.)
 2. Every close is a goodbye plus a timer to ``abortConnection``: a peer that
-   never answers TLS's close_notify holds nothing.
+   never answers TLS's close_notify holds nothing. The timer begins when the last
+   byte has left; so does the time for which a connection may be idle.
 3. Deadlines of head and body are absolute, so a byte now and then does not
    extend them.
 4. Half-close counts as leaving: a client that shuts its sending side down gets
@@ -29,7 +30,7 @@ from zope.interface import implementer
 from llmgw.core.http import HttpFault
 from llmgw.core.request_reader import RequestReader
 from llmgw.errors import GatewayError, RequestTimeout
-from llmgw.wire.eager import sender
+from llmgw.wire.eager import sender, unsent_bytes
 from llmgw.wire.incoming import Incoming, Source, header_lines, status_line
 from llmgw.wire.sweep import NEVER
 
@@ -63,6 +64,9 @@ class ClientConnection(Protocol):
     :ivar group: whose connection count it is in; the site's.
     :ivar certificate: the subject of the client's certificate, where one was asked for.
     """
+
+    _left_bytes = 0
+    _taken_s = 0.0
 
     def __init__(self, site: Site, peer: str) -> None:
         self.site = site
@@ -237,6 +241,8 @@ class ClientConnection(Protocol):
     def expired(self, now_s: float) -> None:
         """A deadline has passed; which one follows from the state."""
         incoming = self.current
+        if incoming is None and self._is_taking(now_s):
+            return
         if self._dead or self._stalled:
             self.deadline_s = NEVER
             self._transport().abortConnection()
@@ -274,6 +280,11 @@ class ClientConnection(Protocol):
         patience_s = ANSWERED_S if self._served else JUST_CAME_S
         return self.site.patient and self.site.clock() - self._idle_since_s < patience_s
 
+    @property
+    def leaving(self) -> bool:
+        """Closed, but for what its client has not taken yet."""
+        return self._dead and unsent_bytes(self._transport()) > 0
+
     def close_if_idle(self) -> bool:
         """Close when no request is at work or on its way. :return: whether it did."""
         if self.current is not None or self.awaited:
@@ -283,6 +294,22 @@ class ClientConnection(Protocol):
         return True
 
     # --- our own ---
+
+    def _is_taking(self, now_s: float) -> bool:
+        """The client takes an answer that is complete but long: then there is another look, while
+        it takes some of it in ``write_stall_s``; and an idle time that begins with its end."""
+        timeouts = self.site.timeouts
+        left_bytes, before_bytes = unsent_bytes(self._transport()), self._left_bytes
+        if left_bytes != before_bytes:
+            self._left_bytes, self._taken_s = left_bytes, now_s
+        if left_bytes:
+            self.deadline_s = now_s + timeouts.close_grace_s
+            return now_s - self._taken_s < timeouts.write_stall_s
+        if not before_bytes or self._dead or self._state() != "idle":
+            return False
+        self._idle_since_s = now_s
+        self.deadline_s = now_s + self.site.keepalive_s
+        return True
 
     def _state(self) -> str:
         return self._reader.state

@@ -241,5 +241,5 @@ class Site:
 
     @property
     def busy(self) -> int:
-        """Connections with a request at work, or on its way."""
-        return sum(each.current is not None or each.awaited for each in self.connections)
+        """Connections with a request at work, or on its way, or with an answer that is."""
+        return sum(each.current is not None or each.awaited or each.leaving for each in self.connections)
