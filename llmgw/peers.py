@@ -41,7 +41,7 @@ WAITING_S = 0.25
 """So long callers wait."""
 
 IDLE_TIMES = 2
-"""A gateway without work looks so many times more seldom."""
+"""A gateway without work looks so many times more seldom. Not one that is alone: who comes waits for it."""
 
 LOOK = Script(
     """
@@ -67,6 +67,8 @@ end
 local at_work, granted, mine = {}, {}, {}
 for backend, wish in pairs(cjson.decode(ARGV[3])) do
   local grant = math.max(wish[1], math.min(wish[2], wish[3] - (held[backend] or 0)))
+  -- Who is alone has the whole cap until it looks again, so who comes meanwhile gets nothing of it.
+  if others == 0 then grant = wish[3] end
   if wish[1] > 0 then at_work[backend] = wish[1] end
   if grant > 0 then granted[backend] = grant end
   if grant < wish[2] then mine[backend] = 1 end
@@ -178,7 +180,7 @@ class Peers:
             self._unmet_s = None
             if self._shares.contended:
                 wait_s = min(wait_s, CONTENDED_S)
-            elif not any(member.view.in_flight for member in self._fleet.members.values()):
+            elif self.others and not any(member.view.in_flight for member in self._fleet.members.values()):
                 wait_s *= IDLE_TIMES
         self._later(wait_s)
 

@@ -115,6 +115,30 @@ async def test_one_who_is_alone_has_the_whole_cap_and_gets_it_among_idle_ones(
 
 
 @pytest_twisted.ensureDeferred
+async def test_who_comes_takes_nothing_that_one_who_was_alone_still_has(
+    sides: Callable[..., list[Side]],
+) -> None:
+    [one] = sides(1)
+    await until(lambda: one.peers.heard_s is not None)
+    await until(lambda: one.peers._timer is not None)
+    one.peers._timer.cancel()  # it does not hear of the newcomer for a while
+    one.peers._timer = None
+    two = Side(one.store.config.url or "", prefix=one.store.config.key_prefix)
+    two.start()
+    await until(lambda: two.peers.others == 1)
+    held = [side.take() for side in (one, one, one, one, two, two, two)]
+    assert [lease is not None for lease in held] == [True] * 4 + [True, False, False]
+    one.peers._begin()
+    await until(lambda: (one.peers.others, two.others_at_work) == (1, 4))
+    for lease in held:
+        if lease is not None:
+            lease.finish(time.monotonic(), True, "done")
+    for _ in range(4):
+        await until(two.take)
+    await two.stop()
+
+
+@pytest_twisted.ensureDeferred
 async def test_a_rush_at_all_of_them_stays_within_the_slack(sides: Callable[..., list[Side]]) -> None:
     all_sides = sides(4, 8)
     await until(lambda: all(side.peers.others == 3 for side in all_sides))
