@@ -25,7 +25,7 @@ requests may wait, it is tried with one in so long a time."""
 MOST_WAITING = 32
 """So many of those who wait are looked at, the oldest first."""
 
-LATE_GAIN = 3.6
+LATE_GAIN = 4.5
 """So much more than in the choice does it count here that long times are dear beyond their length."""
 
 

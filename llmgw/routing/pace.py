@@ -33,7 +33,7 @@ class Prices(Struct, frozen=True):
 
     output: float = 0.08
     stall: float = 0.3
-    tail: float = 0.1
+    tail: float = 0.08
 
 
 class Flight(Struct):
