@@ -23,8 +23,11 @@ ways are used.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
+from fcntl import ioctl
 from functools import partial
+from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.base import BaseConnector, ReactorBase
@@ -263,6 +266,20 @@ def unsent_bytes(transport: Any) -> int:
         size += getattr(transport, "_tempDataLen", 0)
         size += sum(map(len, getattr(transport, "_appSendBuffer", ())))
         transport = getattr(transport, "transport", None)
+    return size
+
+
+def untaken_bytes(transport: Any) -> int:
+    """:func:`unsent_bytes`, and those that the kernel has and the peer has not; on Linux.
+
+    A TLS connection is not closed before the peer says goodbye, too: until then these are lost
+    if it is cut.
+    """
+    size = unsent_bytes(transport)
+    while (below := getattr(transport, "transport", None)) is not None:
+        transport = below
+    with suppress(AttributeError, OSError, ValueError):
+        size += int.from_bytes(ioctl(transport.socket.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
     return size
 
 

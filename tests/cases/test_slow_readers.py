@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from harness import Scripted, event, eventually, gateway_with
+from certificates import issue
+from harness import Scripted, event, eventually, free_port, gateway_with, trusting
 
 from cases.scenes import DONE, STEADY, STOP, Scene, ask_whole, scene, side_by_side, streaming
 
@@ -35,11 +36,13 @@ def here(tmp_path: Path) -> Iterator[Scene]:
 class Slow:
     """A client with a small window."""
 
-    def __init__(self, port: int, request: bytes) -> None:
+    def __init__(self, port: int, request: bytes, *, tls: bool = False) -> None:
         self.sock = socket.socket()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
         self.sock.settimeout(10)
         self.sock.connect(("127.0.0.1", port))
+        if tls:
+            self.sock = trusting().wrap_socket(self.sock)
         self.sock.sendall(request)
         self.got = 0
 
@@ -62,6 +65,18 @@ def test_a_long_answer_reaches_a_slow_client_whole(here: Scene) -> None:
     ]
     for size in side_by_side(lambda request: Slow(here.gateway.port, request).read(), requests):
         assert size >= SIZE
+
+
+def test_over_tls_too(tmp_path: Path) -> None:
+    """There a close waits for the client's own, with the answer's end still on its way."""
+    files, port = issue(tmp_path), free_port()
+    listen = f"llmtls:tcp:{port}:interface=127.0.0.1:privateKey={files.key}:certKey={files.certificate}"
+    backend = Scripted(ANSWER)
+    with gateway_with(tmp_path, backend, config=f'listen = ["{listen}"]\n' + CONFIG, more=LLAMA) as gateway:
+        eventually(lambda: gateway.state["backends"])
+        for headers in (CLOSING, ""):
+            assert Slow(port, ask_whole(headers=headers), tls=True).read() >= SIZE
+    backend.close()
 
 
 def test_a_connection_is_idle_from_when_its_answer_was_taken(here: Scene) -> None:
