@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 from targets import HERE, TARGETS, staged
 
-from llmgw.tap import tune_collector
+from llmgw.tap import tune_memory
 
 INSIDE: dict[str, tuple[int, ...]] = {
     "backends": (1, 2, 10, 100, 1000),
@@ -74,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(stderr=True)
     results: dict[str, Any] = {}
-    tune_collector()
+    tune_memory()
     with Progress(console=console, transient=True) as progress:
         total = sum(map(len, INSIDE.values())) * len(ROUTERS) + len(STREAMS)
         bar = progress.add_task("", total=total)

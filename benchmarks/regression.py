@@ -34,7 +34,7 @@ from llmgw.routing.weighted_least_connections import WeightedLeastConnections
 from llmgw.simulation.fleets import mixed_fleet
 from llmgw.simulation.run import simulate
 from llmgw.simulation.workload import mixed
-from llmgw.tap import tune_collector
+from llmgw.tap import tune_memory
 
 KEPT = Path(__file__).parent / "results" / "regression.json"
 ROUNDS = 9
@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="make today's figures those that are kept")
     options = parser.parse_args()
-    tune_collector()
+    tune_memory()
     now = quotients()
     python = f"{platform.python_version()}, {platform.python_compiler()}"
     all_kept: dict[str, dict[str, float]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}

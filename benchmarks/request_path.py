@@ -20,7 +20,7 @@ from pathlib import Path
 from inside import Rig, least_us
 
 import llmgw
-from llmgw.tap import tune_collector
+from llmgw.tap import tune_memory
 
 HOUSE = Path(llmgw.__file__).parent
 
@@ -48,7 +48,7 @@ def _room(file: str) -> str:
 
 
 def main() -> None:
-    tune_collector()
+    tune_memory()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("times", nargs="?", type=int, default=5000)
     parser.add_argument("--router", default="expected-ttft")

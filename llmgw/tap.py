@@ -15,6 +15,7 @@ from twisted.python import usage
 
 from llmgw.config import Config
 from llmgw.errors import ConfigError, PluginError
+from llmgw.memory import keep_freed
 from llmgw.workers.messages import Setup
 from llmgw.workers.setup import Recorder, config_of
 
@@ -199,7 +200,7 @@ def prepare_process(reactor: Any) -> None:
     keep_monotonic_time(reactor)
     remember_names(reactor)
     leave_no_core()
-    tune_collector()
+    tune_memory()
     without_log_context()
 
 
@@ -228,8 +229,8 @@ def leave_no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def tune_collector() -> None:
-    """Collect garbage less often.
+def tune_memory() -> None:
+    """Collect garbage less often, and keep the memory that one long prompt gives to the next.
 
     Requests make few reference cycles; with the default thresholds a full
     collection over all modules' objects comes every few hundred requests and
@@ -238,3 +239,4 @@ def tune_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    keep_freed()

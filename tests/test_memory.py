@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import os
 from pathlib import Path
 
@@ -118,3 +120,26 @@ def test_what_was_freed_is_given_back() -> None:
     assert before + (40 << 20) < grown
     assert memory.own_bytes < grown - (40 << 20)
     assert last.value
+
+
+FAULTS = """
+import resource, sys
+from llmgw.memory import keep_freed
+
+if sys.argv[1] == "kept":
+    keep_freed()
+for size in (1_500_000, 1_600_000, 1_700_000) * 40:
+    first, second = bytearray(size), bytearray(size)
+    del first, second
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+"""Tells how many pages the kernel had to give while blocks of a long prompt's size came and went."""
+
+
+def test_what_one_long_prompt_took_is_there_for_the_next() -> None:
+    anew, kept = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        for how in ("anew", "kept")
+    )
+    assert anew > 50_000
+    assert kept < anew / 3
