@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
-import os
 from pathlib import Path
 
 import pytest
@@ -128,9 +128,9 @@ from llmgw.memory import keep_freed
 
 if sys.argv[1] == "kept":
     keep_freed()
-for size in (1_500_000, 1_600_000, 1_700_000) * 40:
-    first, second = bytearray(size), bytearray(size)
-    del first, second
+for _ in range(100):
+    copies = [bytes([byte]) * 1_500_000 for byte in range(1, 5)]
+    del copies
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """
 """Tells how many pages the kernel had to give while blocks of a long prompt's size came and went."""
@@ -141,5 +141,4 @@ def test_what_one_long_prompt_took_is_there_for_the_next() -> None:
         int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
         for how in ("anew", "kept")
     )
-    assert anew > 50_000
     assert kept < anew / 3
