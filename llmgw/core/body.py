@@ -67,7 +67,8 @@ class Ask(msgspec.Struct, frozen=True):
         length without long base64 strings, which are images or sound.
     :param session: a conversation id of up to 256 characters.
     :param return_tokens: ``/completion`` is to tell the tokens of its answer too.
-    :param unstreamed: only an answer in one piece can tell all of it (:mod:`.unstreamed`).
+    :param unstreamed: no stream is wanted, and only an answer in one piece can tell all of it
+        (:mod:`.unstreamed`).
     """
 
     model: str
@@ -176,12 +177,13 @@ def _read(
     common, rare = not _COMMON.isdisjoint(found), not _RARE.isdisjoint(found)
     output = _output_limits(found) if common else ()
     key, most = output[0] if output else (None, -1)
+    stream = common and found.get("stream") == _TRUE
     options = found.get("stream_options") if common else None
     if options is not None and memoryview(options)[0] != _OPEN_BRACE:
         options = None
     return Ask(
         model,
-        common and found.get("stream") == _TRUE,
+        stream,
         most if most >= 0 else None,
         key,
         output,
@@ -191,7 +193,7 @@ def _read(
         prompt_bytes,
         _session(found) if rare else None,
         rare and found.get("return_tokens") == _TRUE,
-        (rare and asks_unstreamed(found)) or (messages is not None and is_begun(messages)),
+        not stream and ((rare and asks_unstreamed(found)) or (messages is not None and is_begun(messages))),
     )
 
 
@@ -234,7 +236,7 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         len(body),
         ask.session,
         ask.return_tokens,
-        ask.unstreamed or is_begun(messages),
+        ask.unstreamed or (not ask.stream and is_begun(messages)),
     )
 
 

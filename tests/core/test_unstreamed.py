@@ -47,3 +47,8 @@ STREAMED = [
 def test_it_is_known_what_a_stream_does_not_tell(members: str, around: str) -> None:
     body = f'{{"model":"m",{members}{around}}}'.encode()
     assert read_json(body).unstreamed == (members in ALONE)
+
+
+@pytest.mark.parametrize("members", ALONE)
+def test_who_wants_a_stream_gets_what_it_tells(members: str) -> None:
+    assert not read_json(f'{{"model":"m","stream":true,{members}}}'.encode()).unstreamed
