@@ -93,6 +93,7 @@ class Backends:
         """Start watching."""
         self._running = True
         self._fleet.turned = self._turned
+        self._fleet.doubted = self._doubted
         for watch in self._watches.values():
             watch.start()
 
@@ -197,6 +198,12 @@ class Backends:
         if self._told.get(id) != kind:
             self._told[id] = kind
             self.log.emit(level, "backend {backend}: {what}", backend=id, what=what)
+
+    def _doubted(self, id: str) -> None:
+        """A request has heard what no look has told."""
+        watch = self._watches.get(id)
+        if watch is not None:
+            watch.look_soon()
 
     def _turned(self, turned: Turned) -> None:
         """A breaker has turned. Into the log, but not each trial that fails until it is back."""

@@ -171,6 +171,10 @@ class IHealthSource(Interface):
 
     One that raises, or reports anything else, leaves its backend as it was; the
     log tells.
+
+    A source may have a method ``look_soon()``. It is called when a request has heard
+    from the backend that its model is loading, and no report has said so: a look now,
+    or two seconds after the last one, is worth more than one at its time.
     """
 
     def start(target: IHealthTarget, report: Callable[[HealthReport], None]) -> None:

@@ -70,6 +70,15 @@ class Watch:
             except PLUGIN_FAULTS:
                 self._complain("did not stop")
 
+    def look_soon(self) -> None:
+        """Have the source that decides look before its time, if it knows how to."""
+        look_soon = getattr(self._sources[0], "look_soon", None)
+        if look_soon is not None:
+            try:
+                look_soon()
+            except PLUGIN_FAULTS:
+                self._complain("did not look before its time")
+
     def _complain(self, what: str) -> None:
         now_s = self._clock()
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:

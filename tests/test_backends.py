@@ -51,6 +51,27 @@ def test_what_the_first_source_told_is_not_overridden(watched):
     assert (told[-1].slots, told[-1].kv_use) == (4, 0.2)
 
 
+def test_the_source_that_decides_is_asked_for_a_look_before_its_time(watched):
+    watch, (first, second), _, _ = watched
+    watch.look_soon()  # neither knows how to
+    asked = []
+    first.look_soon = lambda: asked.append("first")
+    second.look_soon = lambda: asked.append("second")
+    watch.look_soon()
+    assert asked == ["first"]
+
+
+def test_a_look_before_its_time_that_raises_is_told_and_harms_nobody(watched, expected_failures):
+    from types import SimpleNamespace
+
+    watch, (first, _), _, _ = watched
+    watch._target = SimpleNamespace(id="b")
+    first.look_soon = lambda: 1 / 0
+    watch.look_soon()
+    watch.look_soon()
+    assert len(expected_failures(ZeroDivisionError)) == 1
+
+
 def test_figures_of_a_dead_or_silent_source_are_dropped(watched):
     _, (first, second), told, now = watched
     second.report(HealthReport(alive=True, kv_use=0.97))

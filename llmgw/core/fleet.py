@@ -65,6 +65,8 @@ class Fleet:
     :ivar pressed: gets members of which some had no room, and whether none had; must
         not raise. ``None``: caps are not shared.
     :ivar turned: gets what a breaker has done; must not raise. ``None``: nobody wants to know.
+    :ivar doubted: gets the id of a backend whose answer to a request says that it is loading its
+        model, which no look has told; must not raise. ``None``: nobody wants to know.
     :ivar panics: how many choices were made in panic.
     :ivar heard_s: the latest time anybody told.
     """
@@ -74,6 +76,7 @@ class Fleet:
         self.freed: Callable[[str], None] | None = None
         self.pressed: Callable[[Sequence[Member], bool], object] | None = None
         self.turned: Callable[[Turned], object] | None = None
+        self.doubted: Callable[[str], object] | None = None
         self.panics = 0
         self.heard_s = -inf
         self._rules = rules

@@ -135,8 +135,8 @@ class Lease:
             breaker.success(now_s, self._ticket)
         elif ok or reason in NO_VERDICT or reason.startswith("status_4"):
             breaker.neutral(self._ticket)
-            if reason == "loading":
-                member.said_loading(now_s)
+            if reason == "loading" and member.said_loading(now_s) and self._fleet.doubted is not None:
+                self._fleet.doubted(member.spec.id)
         else:
             member.failed(reason, refused, now_s)
             alone, may_open = self._fleet.room(member, self.request.model)

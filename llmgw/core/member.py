@@ -262,12 +262,14 @@ class Member:
         self.busy_until_s = max(self.busy_until_s, min(until_s, now_s + BUSY_CAP_S))
         self.quiet = False
 
-    def said_loading(self, now_s: float) -> None:
-        """A request was told that the model is still loading."""
+    def said_loading(self, now_s: float) -> bool:
+        """A request was told that the model is still loading. :return: it is news."""
+        news = now_s >= self.loading_until_s
         if self._loading_since_s is None:
             self._loading_since_s = now_s
         self.loading_until_s = max(self.loading_until_s, now_s + HEARSAY_S)
         self.quiet = False
+        return news
 
     def succeeded(self, duration_s: float, now_s: float) -> None:
         """A request was answered in full."""

@@ -4,7 +4,8 @@ One look at a time, and never one within two seconds of the last while the
 backend works: each question delays llama-server's noticing of closed requests.
 A backend that does not work has none to notice, so it is asked every second;
 and one that has just come up is asked again as soon as may be, since it takes
-two good looks to be believed (``rise``).
+two good looks to be believed (``rise``). Requests may tell before a look does that
+something has changed there (:meth:`Looks.look_soon`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Looks:
         self._reactor = reactor
         self._dice = dice or random.Random()
         self._up = True
+        self._looked_s = float("-inf")
         self._next: IDelayedCall | None = None
         self._looking: Deferred[None] | None = None
         self._target: IHealthTarget | None = None
@@ -69,6 +71,13 @@ class Looks:
         looking, self._looking = self._looking, None
         if looking is not None:
             looking.cancel()
+
+    def look_soon(self) -> None:
+        """The backend may have changed: look as soon as two seconds have passed since the last look."""
+        if self._next is not None:
+            soon_s = max(0.0, self._looked_s + LEAST_INTERVAL_S - self._reactor.seconds())
+            if self._reactor.seconds() + soon_s < self._next.getTime():
+                self._next.reset(soon_s)
 
     async def look(self) -> HealthReport:
         """One look. What it raises becomes a report."""
@@ -98,6 +107,7 @@ class Looks:
         self._looking = None
         if self._report is None:
             return  # stopped
+        self._looked_s = self._reactor.seconds()
         # Arranged before the report, which may be what makes the gateway stop us.
         self._next = self._reactor.callLater(self._wait_s(report), self._begin)
         try:

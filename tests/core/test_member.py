@@ -78,6 +78,21 @@ def test_a_request_that_hears_of_loading_is_believed_for_a_while() -> None:
     assert subject.members["b0"].view.failure_streak == 0
 
 
+def test_loading_that_no_look_has_told_is_doubted_once() -> None:
+    subject = fleet(2)
+    doubted: list[str] = []
+    subject.doubted = doubted.append
+    for _ in range(3):
+        subject.lease("b0", request(), 0.0).finish(0.0, True, "loading")
+    assert doubted == ["b0"]
+    report(subject, "b0", LOADING, 1.0)
+    subject.lease("b0", request(), 1.0).finish(20.0, True, "loading")  # known by now
+    assert doubted == ["b0"]
+    report(subject, "b0", ALIVE, 30.0)
+    subject.lease("b0", request(), 31.0).finish(31.0, True, "loading")
+    assert doubted == ["b0", "b0"]
+
+
 def test_full_beats_loading_and_loading_beats_dead() -> None:
     subject = fleet(3, max_connections=1)
     report(subject, "b0", [REFUSED] * 3)

@@ -101,6 +101,42 @@ def test_one_that_came_up_is_asked_again_after_two_seconds() -> None:
     assert min(waits[2:]) >= 4.0
 
 
+def test_a_look_before_its_time_comes_at_once_and_the_rhythm_goes_on_from_it() -> None:
+    clock = Clock()
+    looks = Scripted(clock, UP, LOADING, LOADING, UP)
+    looks.run(clock, 3.5)
+    looks.look_soon()
+    looks.look_soon()
+    clock.pump([0.01] * 600)
+    looks.stop()
+    assert looks.at_s[:5] == pytest.approx([0.0, 3.5, 4.5, 5.5, 7.5], abs=0.05)
+
+
+def test_no_look_before_its_time_comes_within_two_seconds_of_the_last() -> None:
+    clock = Clock()
+    looks = Scripted(clock, UP)
+    looks.run(clock, 0.5)
+    for _ in range(600):
+        looks.look_soon()
+        clock.advance(0.01)
+    looks.stop()
+    waits = [later - earlier for earlier, later in zip(looks.at_s, looks.at_s[1:], strict=False)]
+    assert waits == pytest.approx([2.0] * 3, abs=0.02)
+
+
+def test_a_look_before_its_time_defers_none() -> None:
+    clock = Clock()
+    looks = Scripted(clock, DOWN)
+    looks.look_soon()
+    looks.run(clock, 0.5)
+    looks.look_soon()
+    clock.pump([0.01] * 100)
+    looks.stop()
+    looks.look_soon()
+    assert looks.at_s == pytest.approx([0.0, 1.0], abs=0.02)
+    assert not clock.getDelayedCalls()
+
+
 def test_a_report_that_raises_is_logged_and_looking_goes_on(expected_failures: Any) -> None:
     clock = Clock()
     looks = Scripted(clock, UP)

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness import Scripted, eventually, gateway_with, json_response
+from harness import (
+    Line,
+    Received,
+    Scripted,
+    answer_completion,
+    chat_body,
+    eventually,
+    gateway_with,
+    json_response,
+    post,
+)
 
 QUICK = '[[health]]\nplugin = "llamacpp"\ninterval_s = 2.0\n'
 
@@ -30,3 +42,24 @@ def test_changes_are_told_once_each(tmp_path: Path) -> None:
         backend.close()
         gone = "fails its health checks: nobody listens there (connection refused)"
         eventually(lambda: told()[3:] == [gone])
+
+
+def test_what_a_request_hears_of_loading_is_looked_at_at_once(tmp_path: Path) -> None:
+    loading = json_response({"error": {"message": "Loading model"}}, 503)
+
+    def answer(line: Line, request: Received) -> None:
+        if backend.probes["/health"] is loading:
+            line.send(loading)
+        else:
+            answer_completion(line, request)
+
+    backend = Scripted(answer)
+    config = '[[health]]\nplugin = "llamacpp"\ninterval_s = 60.0\n'
+    with gateway_with(tmp_path, backend, config=config) as gateway, ThreadPoolExecutor() as pool:
+        eventually(lambda: "backend b0: is well" in gateway.log)
+        time.sleep(2.0)  # the shortest time between two looks at a backend that works
+        backend.probes["/health"] = loading
+        asked = pool.submit(gateway.ask, post("/v1/chat/completions", chat_body()))
+        eventually(lambda: "backend b0: is loading its model" in gateway.log, within_s=1.5)
+        backend.probes["/health"] = json_response({"status": "ok"})
+        assert asked.result(timeout=2.0).status == 200
