@@ -24,13 +24,8 @@ import msgspec
 from msgspec.structs import astuple
 
 from llmgw.core.doubled import check_members, check_pairs, is_usual
-from llmgw.core.json_rules import (
-    BodyLimits,
-    Shape,
-    check_shape,
-    few_openers,
-    read_members,
-)
+from llmgw.core.json_members import read_members
+from llmgw.core.json_shape import BodyLimits, Shape, check_shape, few_openers
 from llmgw.core.spelling import check_spelling
 from llmgw.core.unstreamed import UNSTREAMED, asks_unstreamed, is_begun
 from llmgw.errors import InvalidRequest, ModelNotFound
@@ -123,7 +118,7 @@ def read_json(
     :param exempt: for routes whose bodies are long flat lists (embeddings,
         token arrays): commas are not counted, brackets are.
     :param require_model: whether a missing ``model`` is an error.
-    :param shape: what :func:`~llmgw.core.json_rules.shape_steps` said, if it was asked already:
+    :param shape: what :func:`~llmgw.core.json_shape.shape_steps` said, if it was asked already:
         then doubled keys inside the members are left to
         :func:`~llmgw.core.doubled.doubled_steps`, too.
     :raise InvalidRequest: for anything that is no well-formed body, whatever the bytes are.

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from llmgw.core.body import Ask, elements_in, prompts_in
-from llmgw.core.json_rules import members_of, read_members
+from llmgw.core.json_members import members_of, read_members
 from llmgw.errors import InvalidRequest
 from llmgw.values import Caps
 

@@ -2,7 +2,7 @@
 
 Of two equal keys one parser obeys the first and another the last, so what was checked
 need not be what is obeyed (RFC 8259 section 4, RFC 7493 section 2.3).
-:mod:`.json_rules` looks at the top level, this at all below.
+:mod:`.json_members` looks at the top level, this at all below.
 
 Usual text is cleared at a glance: where messages are keys and texts alone, there are no
 more quotes than those of what the parser kept; and most clients write compact JSON, which
@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from llmgw.core.json_rules import BodyLimits, cut, read_members, shape_steps, shown
+from llmgw.core.json_members import cut, read_members, shown
+from llmgw.core.json_shape import BodyLimits, shape_steps
 from llmgw.errors import InvalidRequest
 
 _PIECE_BYTES = 1 << 20
@@ -69,7 +70,7 @@ def check_doubled(value: bytes) -> None:
     """Look at every object in ``value``.
 
     :param value: JSON text, of no more depth and digits than
-        :func:`~llmgw.core.json_rules.check_shape` lets pass.
+        :func:`~llmgw.core.json_shape.check_shape` lets pass.
     :raise InvalidRequest: naming the key.
     """
     if not is_usual(value):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from llmgw.core.json_rules import find_members, members_of, read_members
+from llmgw.core.json_members import find_members, members_of, read_members
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

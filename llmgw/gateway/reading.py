@@ -9,7 +9,7 @@ from twisted.internet.task import deferLater
 
 from llmgw.core.body import read_json
 from llmgw.core.doubled import doubled_steps
-from llmgw.core.json_rules import Shape, shape_steps
+from llmgw.core.json_shape import Shape, shape_steps
 from llmgw.core.multipart import read_multipart
 from llmgw.errors import UnsupportedEncoding
 from llmgw.gateway import wishes

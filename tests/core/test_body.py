@@ -14,16 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmgw.core import body as body_module
-from llmgw.core import json_rules
+from llmgw.core import json_members, json_shape
 from llmgw.core.body import Ask, BodyLimits, estimate_tokens, read_json
-from llmgw.core.json_rules import (
-    Shape,
-    check_shape,
-    few_openers,
-    find_members,
-    read_members,
-    shape_steps,
-)
+from llmgw.core.json_members import find_members, read_members
+from llmgw.core.json_shape import Shape, check_shape, few_openers, shape_steps
 from llmgw.core.splicing import REMOVE, asking_usage, clamp_output, splice
 from llmgw.errors import InvalidRequest, ModelNotFound
 
@@ -31,8 +25,8 @@ from llmgw.errors import InvalidRequest, ModelNotFound
 @pytest.fixture
 def small_windows(monkeypatch):
     """Every seam between windows is met within a few bytes."""
-    monkeypatch.setattr(json_rules, "_WINDOW", 7)
-    monkeypatch.setattr(json_rules, "_GAP", 5)
+    monkeypatch.setattr(json_shape, "_WINDOW", 7)
+    monkeypatch.setattr(json_shape, "_GAP", 5)
 
 
 def refused(body: bytes, **options: object) -> InvalidRequest:
@@ -384,7 +378,7 @@ def test_a_parser_without_room_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> 
     def no_room(body: bytes) -> None:
         raise RecursionError
 
-    monkeypatch.setattr(json_rules, "_MEMBERS", SimpleNamespace(decode=no_room))
+    monkeypatch.setattr(json_members, "_MEMBERS", SimpleNamespace(decode=no_room))
     with pytest.raises(InvalidRequest, match="nested too deeply"):
         find_members(b'{"model":"m"}')
 
@@ -512,8 +506,8 @@ def test_soup_is_judged_as_a_plain_parser_would(body, wrapped):
 @given(body=objects(), window=st.sampled_from([3, 7, 16384]))
 def test_objects_are_judged_as_a_plain_parser_would(body, window):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_rules, "_WINDOW", window)
-        patch.setattr(json_rules, "_GAP", 4)
+        patch.setattr(json_shape, "_WINDOW", window)
+        patch.setattr(json_shape, "_GAP", 4)
         for limits in (TIGHT, BodyLimits()):
             assert verdict(body, limits) == reference(body, limits)
 
@@ -525,8 +519,8 @@ def test_seams_between_windows_change_nothing(body, window):
     if not body:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_rules, "_WINDOW", window)
-        patch.setattr(json_rules, "_GAP", 3)
+        patch.setattr(json_shape, "_WINDOW", window)
+        patch.setattr(json_shape, "_GAP", 3)
         assert verdict(body, TIGHT) == reference(body, TIGHT)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmgw.core import doubled
 from llmgw.core.doubled import check_doubled, check_pairs, doubled_steps, is_usual
-from llmgw.core.json_rules import BodyLimits
+from llmgw.core.json_shape import BodyLimits
 from llmgw.errors import InvalidRequest
 
 CONTENT = 'A long text {with} "marks" and \\ and é. ' * 2000

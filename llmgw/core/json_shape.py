@@ -1,36 +1,27 @@
-"""Rules that a JSON request body must keep before anybody builds objects from it.
+"""How a JSON request body may be built, found out before anybody builds objects from it.
 
-A few looks at the bytes, all at C speed and linear in their number:
+A few passes over the bytes, each at C speed and linear in their number:
 
-:func:`few_openers` clears the many bodies that have fewer brackets, in
-strings or out of them, than may be inside each other.
+:func:`few_openers` passes the many bodies that have fewer brackets, inside strings
+or outside, than may be nested.
 
-:func:`check_shape` judges the others. It bounds nesting, structural characters
-and the length of numbers: it deletes everything but brackets, commas and
-quotes, then throws away every second piece between quotes, which is what
-strings hold.
+:func:`check_shape` checks the others. It bounds the nesting, the number of structural
+characters and the length of numbers: it deletes everything but brackets, commas and
+quotes, then drops every second piece between quotes, since that is the inside of a
+string.
 
-:func:`read_members` lets ``msgspec`` prove the grammar and hand out the text of
-each top-level value. The last of two equal keys wins there, so doubled keys
-are looked for: by adding up lengths, by laying the members out again as
-Python's ``json`` does, and where neither proves anything by
-:func:`find_members`, which walks along the body and compares what stands there
-with what the parser kept. The walk also tells where each member stands. Objects
-inside the members are :mod:`.doubled`'s.
+A known weakness: ``check_shape`` runs before the parser, which must not see a JSON bomb.
+For text that is not JSON at all it may therefore name a limit where the parser would
+have named the bad byte.
 
-A known weakness: ``check_shape`` runs before the parser (a bomb must not reach it),
-so its verdict on text that is no JSON at all may name a limit, not the bad byte.
-
-:source: RFC 8259 (JSON, sections 4, 7, 8.1, 9); RFC 7493 (I-JSON, section 2.3
-    on doubled names).
+:source: RFC 8259 (JSON, sections 7 and 9).
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Generator, Iterable
-from functools import lru_cache
+from collections.abc import Generator
 from itertools import accumulate
 
 import msgspec
@@ -63,9 +54,6 @@ class BodyLimits(msgspec.Struct, frozen=True, eq=False):
     model_chars: int = 256
 
 
-Span = tuple[int, int, int]
-"""Where a member stands: offsets of its key's quote, of its value, and of the value's end."""
-
 _WINDOW = 16_384
 """Bytes looked at in one go: few enough to stop early and to stay in a core's cache."""
 _STEP_BYTES = 1 << 20
@@ -74,7 +62,7 @@ _GAP = 256
 """Bytes of a string without a quote that are worth jumping over."""
 
 _QUOTE = b'"'
-_BACKSLASH, _OPEN_BRACE = b"\\{"
+_BACKSLASH = ord("\\")
 # Only these two escapes can mislead a search for quotes.
 _HARD_ESCAPE = re.compile(rb'\\["\\]')
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
@@ -247,157 +235,3 @@ def _has_long_number(body: bytes, start: int, size: int, in_string: bool, run: i
         return False
     outside = b"".join(_unescaped(window).split(_QUOTE)[in_string::2])
     return digits in outside.translate(_DIGITS)
-
-
-# --- members ------------------------------------------------------------------
-
-_KEY_CHARS = 256
-_SPACED_BYTES = 32_768
-"""A body up to this size is laid out again for comparison; walking along a larger one is quicker."""
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_STRING = msgspec.json.Decoder(str)
-# White space needs no care here: the parser has passed it.
-_KEY = re.compile(rb'[\s,]*("(?:[^"\\]+|\\.)*")\s*:\s*', re.DOTALL)
-_TAIL = re.compile(rb"\s*\}\s*")
-_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-class _Layout(msgspec.Struct, frozen=True, gc=False):
-    """What an object has beside its values.
-
-    :param fixed: bytes of its keys and punctuation, without white space and escapes.
-    :param start: how it begins where Python's ``json`` writes it.
-    :param spaced: all that ``json`` writes, with places for the values.
-    """
-
-    fixed: int
-    start: bytes
-    spaced: bytes
-
-
-_USUAL_KEYS = 24
-
-
-@lru_cache(maxsize=128)
-def _usual_layout(*keys: str) -> _Layout:
-    # Clients send the same few keys all day. At most 24 of 256 characters: a few megabytes in all.
-    _check_lengths(keys)
-    names = [b'"%b": ' % key.encode() for key in keys]
-    spaced = b", ".join([name.replace(b"%", b"%%") + b"%b" for name in names])
-    return _Layout(1 + sum(map(len, names)), b"{" + b"".join(names[:1]), b"{%b}" % spaced)
-
-
-def read_members(body: bytes, most: int = BodyLimits().members) -> dict[str, msgspec.Raw]:
-    """The text of each top-level value, in order, by decoded key.
-
-    ``body`` must be UTF-8 (skipped strings are not looked at) and no deeper
-    than :func:`check_shape` allows. The values are views of it.
-
-    :param most: refuse more members than this.
-    :raise InvalidRequest: not JSON (with the byte), not an object, a doubled key.
-    """
-    values = _parse(body, most)
-    if len(values) <= _USUAL_KEYS:
-        layout = _usual_layout(*values)
-        if (
-            body.startswith(layout.start)
-            and len(body) <= _SPACED_BYTES
-            and layout.spaced % tuple(values.values()) == body
-        ):
-            return values
-        fixed = layout.fixed
-    else:
-        _check_lengths(values)
-        fixed = 1 + 4 * len(values) + sum(map(len, values))
-    # What is left is white space, escapes in keys, and doubled members, the
-    # shortest of which is `,"":0`.
-    if len(body) - fixed - sum(map(len, values.values())) >= 5:
-        _walk(body, values)
-    return values
-
-
-def members_of(value: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
-    """The members of a value of good JSON, each as it came; none, if it is no object."""
-    if value is None or memoryview(value)[0] != _OPEN_BRACE:
-        return {}
-    return _MEMBERS.decode(value)
-
-
-def find_members(body: bytes, most: int = BodyLimits().members) -> dict[str, Span]:
-    """Spans of the top-level members, in order, by decoded key; else as :func:`read_members`."""
-    values = _parse(body, most)
-    _check_lengths(values)
-    return _walk(body, values)
-
-
-def _parse(body: bytes, most: int) -> dict[str, msgspec.Raw]:
-    try:
-        values = _MEMBERS.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise _not_an_object(body, error) from None
-    if len(values) > most:
-        raise InvalidRequest(f"the body has more than {most} members")
-    return values
-
-
-def _check_lengths(keys: Iterable[str]) -> None:
-    # Matching a key of many megabytes would take memory many times its size.
-    if max(map(len, keys), default=0) > _KEY_CHARS:
-        raise InvalidRequest(f"the body has a key of more than {_KEY_CHARS} characters")
-
-
-def _walk(body: bytes, values: dict[str, msgspec.Raw]) -> dict[str, Span]:
-    # Without doubled keys the parser's keys come in the body's order and its
-    # values are the body's text. At the first doubled key one of them differs:
-    # the value (the parser kept a later one; no JSON value but a number begins
-    # with another, and then the next key is amiss), a key, or the end.
-    found: dict[str, Span] = {}
-    position = body.index(b"{") + 1
-    for key, value in values.items():
-        name = _KEY.match(body, position)
-        if name is None:
-            raise _doubled(body, position)
-        token = name[1]
-        if token[1:-1] != key.encode() and _STRING.decode(token) != key:
-            raise _doubled(body, position)
-        start = name.end()
-        if not body.startswith(value, start):
-            raise InvalidRequest(f"the key {shown(key)} stands twice in the body", param=cut(key))
-        position = start + len(value)
-        found[key] = (name.start(1), start, position)
-    if _TAIL.fullmatch(body, position) is None:
-        raise _doubled(body, position)
-    return found
-
-
-def _doubled(body: bytes, position: int) -> InvalidRequest:
-    name = _KEY.match(body, position)
-    if name is None:
-        # The value before is a number of which the parser kept a shorter one.
-        return InvalidRequest(f"a key stands twice in the body (byte {position})")
-    key = _STRING.decode(name[1])
-    where = name.start(1)
-    return InvalidRequest(f"the key {shown(key)} stands twice in the body (byte {where})", param=cut(key))
-
-
-def _not_an_object(body: bytes, error: Exception) -> InvalidRequest:
-    if isinstance(error, msgspec.ValidationError):
-        return InvalidRequest("the body must be a JSON object with 'model'")
-    if isinstance(error, RecursionError):
-        return InvalidRequest("the body is nested too deeply")
-    what = str(error).removeprefix("JSON is malformed: ")
-    if "utf-16" in what or "hex escape" in what or _HALF_PAIR.search(body[-16:]):
-        return InvalidRequest(f"the body has half a surrogate pair in a string: {what}")
-    if what == "Input data was truncated":
-        what = f"it ends too early (byte {len(body)})"
-    return InvalidRequest(f"the body is not valid JSON: {what}")
-
-
-def cut(name: str) -> str:
-    """A client's word as the ``param`` of an error."""
-    return name[:64]
-
-
-def shown(name: str) -> str:
-    """A client's word in a message: short, and with nothing that a terminal would obey."""
-    return ascii(cut(name))
