@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
-from msgspec.structs import astuple
 
 from llmgw.core.doubled import check_members, check_pairs, is_usual
+from llmgw.core.json_arrays import count_prompts, is_longer
 from llmgw.core.json_members import read_members
 from llmgw.core.json_shape import BodyLimits, Shape, check_shape, few_openers
 from llmgw.core.spelling import check_spelling
@@ -39,8 +39,6 @@ __all__ = [
 
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 """Keys that bound the output; the first one present gives ``Ask.max_tokens``."""
-MOST_COUNTED = 4096
-"""Bounds of lists above it are kept by building the list."""
 SESSIONS = ("session_id", "prompt_cache_key")
 """Keys that name a conversation: an own one, and OpenAI's hint for cache affinity."""
 
@@ -87,9 +85,7 @@ _COMMON = frozenset((*OUTPUT_LIMITS, "stream", "stream_options"))
 _RARE = UNSTREAMED.union(SESSIONS, _CHOICES)
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
-_OPEN_BRACE, _OPEN_BRACKET, _DOUBLE_QUOTE = b'{["'
-_NUMBER_OR_END = b"-0123456789]"
-_ABSENT = msgspec.Raw()
+_OPEN_BRACE, _DOUBLE_QUOTE = b'{"'
 _ANY_NUMBER = sys.maxsize
 """Of objects: lists must be short enough whatever else the body holds."""
 _MESSAGES = b'"messages":'
@@ -101,8 +97,6 @@ _USAGE_WANTED = (msgspec.Raw(b'{"include_usage": true}'), msgspec.Raw(b'{"includ
 _decode_string = msgspec.json.Decoder(str).decode
 _decode_integer = msgspec.json.Decoder(int | None).decode
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
-_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_list = re.compile(rb"\[[ \t\r\n]*(.)").match
 
 
 def read_json(
@@ -217,7 +211,7 @@ def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bo
         ask = _read_known(b"%b[]%b" % (body[:start], body[end:]), limits, require_model)
     except (msgspec.DecodeError, RecursionError, InvalidRequest):
         return None
-    if ask is None or _is_longer(messages, limits.messages, opened):
+    if ask is None or is_longer(messages, limits.messages, opened):
         return None
     return Ask(
         ask.model,
@@ -241,30 +235,6 @@ def _read_known(around: bytes, limits: BodyLimits, require_model: bool) -> Ask |
         return _read(around, limits, _ANY_NUMBER, 0, require_model)
     except InvalidRequest:
         return None  # the whole body will tell why
-
-
-def prompts_in(raw: msgspec.Raw, most: int) -> int:
-    """How many prompts a ``prompt`` holds, each of which is answered by itself; no more than
-    ``most`` and one are counted. A list with numbers in it is one, in tokens, and may be long."""
-    text = memoryview(raw)
-    begins = _list(text)
-    if begins is None or begins[1] in _NUMBER_OR_END:
-        return 1
-    entries = _first(text, most + 1)
-    return 1 if any(memoryview(each)[0] in _NUMBER_OR_END for each in entries) else len(entries)
-
-
-def elements_in(raw: msgspec.Raw, most: int) -> int:
-    """How many elements an array holds; no more than ``most`` and one are counted. 0: it is none."""
-    text = memoryview(raw)
-    return len(_first(text, most + 1)) if text[0] == _OPEN_BRACKET else 0
-
-
-def _first(text: memoryview, most: int) -> list[msgspec.Raw]:
-    """The first elements of an array, ``most`` or fewer."""
-    if most > MOST_COUNTED or len(text) <= 2 * most:
-        return _elements(text)
-    return [each for each in astuple(_row(most, strict=False)(text)) if each]
 
 
 def estimate_tokens(ask: Ask) -> int:
@@ -310,49 +280,18 @@ def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: byt
         raw = found.get(name)
         if (
             raw is not None
-            and _is_longer(raw, most, opened)
+            and is_longer(raw, most, opened)
             # Else ``opened`` may be an upper bound.
-            and (
-                opened == _ANY_NUMBER or _is_longer(raw, most, check_shape(body, limits, exempt=True).opened)
-            )
+            and (opened == _ANY_NUMBER or is_longer(raw, most, check_shape(body, limits, exempt=True).opened))
         ):
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
 
 
 def _prompts(raw: msgspec.Raw, most: int) -> int:
-    count = prompts_in(raw, most)
+    count = count_prompts(raw, most)
     if count > most:
         raise InvalidRequest(f"'prompt' has more than {most} prompts", param="prompt")
     return count
-
-
-def _is_longer(raw: msgspec.Raw | bytes, most: int, opened: int) -> bool:
-    """Whether ``raw`` is an array of more than ``most`` elements.
-
-    An array that begins with an object is taken to hold objects, of which the
-    whole body has ``opened`` at most; that spares most prompts a second look.
-    """
-    if len(raw) <= 2 * most:
-        return False
-    text = memoryview(raw)
-    if text[0] != _OPEN_BRACKET or (text[1] == _OPEN_BRACE and opened <= most):
-        return False
-    if most > MOST_COUNTED:
-        return len(_elements(text)) > most
-    try:
-        _row(most, strict=True)(text)
-    except msgspec.ValidationError:
-        return True
-    return False
-
-
-@lru_cache(maxsize=16)
-def _row(most: int, *, strict: bool) -> Callable[[memoryview], msgspec.Struct]:
-    """Reads an array as so many fields: what is behind them is not built, and if ``strict`` not
-    even looked at. A list of millions of empty strings is a few megabytes, and was a gigabyte."""
-    names = [(f"e{index}", msgspec.Raw, _ABSENT) for index in range(most)]
-    row = msgspec.defstruct("_Row", names, array_like=True, forbid_unknown_fields=strict, frozen=True)
-    return msgspec.json.Decoder(row).decode
 
 
 def _choices(found: Mapping[str, msgspec.Raw], most: int) -> int:

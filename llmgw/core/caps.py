@@ -22,7 +22,8 @@ from typing import Any
 
 import msgspec
 
-from llmgw.core.body import Ask, elements_in, prompts_in
+from llmgw.core.body import Ask
+from llmgw.core.json_arrays import count_elements, count_prompts
 from llmgw.core.json_members import members_of, read_members
 from llmgw.errors import InvalidRequest
 from llmgw.values import Caps
@@ -104,7 +105,7 @@ def _check(most: int, count: float, name: str) -> None:
 def _check_answers(most: int, each: float, prompt: msgspec.Raw | None) -> None:
     """A list of prompts is answered one by one, each so many times."""
     _check(most, each, "n")
-    if prompt is not None and each * prompts_in(prompt, most) > most:
+    if prompt is not None and each * count_prompts(prompt, most) > most:
         raise InvalidRequest(
             f"the prompts ask for more than {most} answers, which is all for this key or model",
             param="prompt",
@@ -154,7 +155,7 @@ def _whole(raw: msgspec.Raw | None) -> float:
 def _length(raw: msgspec.Raw | None, most: int) -> int:
     """Entries of a list, one more than ``most`` at most; a bare string is one."""
     if raw is None or memoryview(raw)[0] != _DOUBLE_QUOTE:
-        return 0 if raw is None else elements_in(raw, most)
+        return 0 if raw is None else count_elements(raw, most)
     return int(len(raw) > len('""'))
 
 
