@@ -171,6 +171,11 @@ class Metrics:
             series[5].value += used.cached_tokens
             series[6].value += used.output_tokens
 
+    def no_request(self, status: int) -> None:
+        """Bytes that were no request were answered: counted as one, since it has an access line as one.
+        Nobody knows when it began."""
+        self._requests.child((OTHER, OTHER, "", str(status))).value += 1
+
     def _find_series(self, route: str, model: str | None, backend: str | None, status: int) -> _RequestSeries:
         """What a request is counted in; kept, unless its model is nobody's."""
         name, place = self._name(model), backend or ""

@@ -72,6 +72,9 @@ class IMetrics(Protocol):
     def rejected(self, reason: str) -> None:
         """A request was refused; ``reason`` is an error's code."""
 
+    def no_request(self, status: int) -> None:
+        """Bytes that were no request were answered."""
+
     def retried(self, reason: str) -> None:
         """An attempt failed, and another follows."""
 
@@ -212,6 +215,7 @@ class Gateway:
     def fault_answer(self, fault: HttpFault, peer: str) -> tuple[Headers, bytes]:
         """Count and log bytes that are no request. :return: headers and body for them."""
         self.metrics.rejected(fault.code)
+        self.metrics.no_request(fault.status)
         error = GatewayError(fault.message, code=fault.code, status=fault.status)
         error.type = "invalid_request_error" if fault.status < 500 else "server_error"
         if fault.status == 405:

@@ -252,6 +252,23 @@ def test_a_request_line_that_is_none_is_refused(
     assert_refused(gateway, backend, line + b"\r\nHost: gw.example\r\n\r\n", statuses=(status,))
 
 
+def test_what_is_no_request_is_counted_as_it_is_logged(gateway: Gateway) -> None:
+    def counted(status: int) -> float:
+        line = f'llmgw_requests_total{{route="other",model="other",backend="",status="{status}"}} '
+        _, _, rest = gateway.admin("/metrics")[1].decode().partition(line)
+        return float(rest.partition("\n")[0] or 0)
+
+    def logged(status: int) -> int:
+        lines = [line for line in gateway.access if line["route"] == "other"]
+        return sum(line["status"] == status for line in lines)
+
+    before = counted(400), counted(431)
+    assert gateway.ask(b"GARBAGE\r\n\r\n").status == 400
+    assert gateway.ask(with_headers(b"X: %b\r\n" % (b"x" * 9000))).status == 431
+    assert (counted(400), counted(431)) == (before[0] + 1, before[1] + 1)
+    eventually(lambda: (logged(400), logged(431)) == (counted(400), counted(431)))
+
+
 def test_a_refused_method_tells_the_allowed_ones(gateway: Gateway) -> None:
     """RFC 9110 section 15.5.6: a 405 MUST carry ``Allow``."""
     for request in (b"PUT", b"DELETE"):
