@@ -229,4 +229,4 @@ class ConfigError(Exception):
 
 
 class PluginError(Exception):
-    """A plugin is missing, doubled, broken or of another contract version; one clear line."""
+    """A plugin is missing, broken, there twice, or of another contract version; one clear line."""

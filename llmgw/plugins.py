@@ -88,7 +88,7 @@ class PluginInfo(Struct, frozen=True):
 
 
 def installed(kind: str) -> dict[str, Any]:
-    """Usable factories of ``kind`` by name, sorted; doubled and faulty ones are left out.
+    """Usable factories of ``kind`` by name, sorted; duplicate and faulty ones are left out.
 
     :raise PluginError: there is no such kind.
     """

@@ -3,11 +3,11 @@
 A body is read once, into an :class:`Ask`, and otherwise passed on as it came:
 :mod:`.splicing` replaces, adds or removes top-level members and leaves every
 other byte alone. No object tree is ever built, so the work per request is one
-linear pass at C speed, however long the prompt is. What stands around the
-messages of a short body is remembered, as clients send it again and again.
+linear pass at C speed, however long the prompt is. The bytes around the messages of a
+short body are cached with what was read from them, since clients repeat them.
 
-``stream`` counts only when it is JSON ``true``; ``"true"``, ``1`` and ``null``
-are left for the backend to judge, and its response's type decides.
+``stream`` counts only when it is JSON ``true``; ``"true"``, ``1`` and ``null`` are left
+to the backend, and the content type of its response decides.
 
 :source: OpenAI API reference (chat, completions, responses, embeddings);
     Anthropic Messages; llama.cpp ``tools/server/README.md`` (``n_predict``).
@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import msgspec
 
-from llmgw.core.doubled import check_members, check_pairs, is_usual
+from llmgw.core.duplicate_keys import check_members, check_pairs, is_usual
 from llmgw.core.json_arrays import count_prompts, is_longer
 from llmgw.core.json_members import read_members
 from llmgw.core.json_shape import BodyLimits, Shape, check_shape, few_openers
@@ -40,7 +40,7 @@ __all__ = [
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 """Keys that bound the output; the first one present gives ``Ask.max_tokens``."""
 SESSIONS = ("session_id", "prompt_cache_key")
-"""Keys that name a conversation: an own one, and OpenAI's hint for cache affinity."""
+"""Keys that identify a conversation: our own, and OpenAI's hint for cache affinity."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -50,17 +50,17 @@ class Ask(msgspec.Struct, frozen=True):
     :param stream: the client asked for server-sent events.
     :param max_tokens: the client's limit on output; ``None`` if it gave none or
         a negative one (llama.cpp's "no limit").
-    :param max_tokens_key: the key it came from, also when it was negative.
+    :param max_tokens_key: the key it came from, also if it was negative.
     :param output_limits: every such key and its number, in order of precedence.
         Backends differ in which they obey: clamp them all (:func:`~.splicing.clamp_output`).
-    :param include_usage: the client itself wants usage at the stream's end.
+    :param include_usage: the client itself asked for usage at the end of the stream.
     :param n: choices asked for.
-    :param prompts: how many prompts a list of them holds; each is answered by itself.
-    :param prompt_bytes: about how many bytes of text the prompt has: the body's
-        length without long base64 strings, which are images or sound.
+    :param prompts: number of prompts in a list of them; each is answered by itself.
+    :param prompt_bytes: roughly the bytes of text in the prompt: the length of the body
+        without long base64 strings, which are images or audio.
     :param session: a conversation id of up to 256 characters.
-    :param return_tokens: ``/completion`` is to tell the tokens of its answer too.
-    :param unstreamed: no stream is wanted, and only an answer in one piece can tell all of it
+    :param return_tokens: ``/completion`` shall return the tokens of its answer too.
+    :param unstreamed: no stream is wanted, and a stream could not convey all of the answer
         (:mod:`.unstreamed`).
     """
 
@@ -87,10 +87,10 @@ _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
 _OPEN_BRACE, _DOUBLE_QUOTE = b'{"'
 _ANY_NUMBER = sys.maxsize
-"""Of objects: lists must be short enough whatever else the body holds."""
+"""Stands for an unknown number of objects: then every list is counted."""
 _MESSAGES = b'"messages":'
 _AROUND_BYTES = 512
-"""Bytes around the messages that are worth remembering."""
+"""Up to so many bytes around the messages are worth caching."""
 _NULL, _TRUE = msgspec.Raw(b"null"), msgspec.Raw(b"true")
 _USAGE_WANTED = (msgspec.Raw(b'{"include_usage": true}'), msgspec.Raw(b'{"include_usage":true}'))
 """What nearly all ``stream_options`` look like."""
@@ -112,10 +112,10 @@ def read_json(
     :param exempt: for routes whose bodies are long flat lists (embeddings,
         token arrays): commas are not counted, brackets are.
     :param require_model: whether a missing ``model`` is an error.
-    :param shape: what :func:`~llmgw.core.json_shape.shape_steps` said, if it was asked already:
-        then doubled keys inside the members are left to
-        :func:`~llmgw.core.doubled.doubled_steps`, too.
-    :raise InvalidRequest: for anything that is no well-formed body, whatever the bytes are.
+    :param shape: the result of :func:`~llmgw.core.json_shape.shape_steps`, if the caller has
+        run it. The caller then also runs
+        :func:`~llmgw.core.duplicate_keys.duplicate_steps` for duplicate keys of nested objects.
+    :raise InvalidRequest: for anything but a well-formed body, whatever the bytes are.
     """
     if not body:
         raise InvalidRequest("the body is empty; it must be a JSON object with 'model'", param="model")
@@ -151,13 +151,13 @@ def _read(
     """Read a body whose shape and text are known to be good.
 
     :param opened: how many objects and arrays it has, or an upper bound.
-    :param inside: look for doubled keys inside the members.
+    :param inside: look for duplicate keys of nested objects, too.
     """
     found = read_members(body, limits.members)
     if inside:
         check_members(found.values())
     check_spelling(found)
-    # Most bodies have few of the keys that are read: one look clears a group of them.
+    # Most bodies have few of the keys that are read: one test rules out a group of them.
     model = _model(found.get("model"), limits.model_chars, require_model)
     messages = found.get("messages")
     if (messages is not None and len(messages) > 2 * limits.messages) or not _LISTS.isdisjoint(found):
@@ -187,18 +187,17 @@ def _read(
 
 
 def _read_around(body: bytes, limits: BodyLimits, opened: int, require_model: bool) -> Ask | None:
-    """Read a body as what stands around its messages, which a client sends again and again.
+    """Read a body by the bytes around its messages, which a client repeats in every request.
 
-    Where ``A[]B`` is JSON with that array as a value, and ``M`` is a JSON array,
-    ``AMB`` is JSON with the same members; and of the messages nothing but their
-    number counts.
+    If ``A[]B`` is JSON with that array as a value, and ``M`` is a JSON array, then ``AMB``
+    is JSON with the same members; and all that matters of the messages is their number.
 
-    :return: ``None`` says nothing: read the whole.
+    :return: ``None`` decides nothing: read the whole body.
     """
     key = body.find(_MESSAGES, 0, _AROUND_BYTES)
     if key < 0:
         return None
-    # Right behind the colon or one byte later: if that byte is no space, it will not pass for JSON below.
+    # Right behind the colon or one byte later: if that byte is not a space, parsing fails below.
     start = body.find(b"[", key + len(_MESSAGES), key + len(_MESSAGES) + 2)
     end = body.rfind(b"}]") + 2
     if not 0 < start < end or len(body) - end + start > _AROUND_BYTES:
@@ -234,7 +233,7 @@ def _read_known(around: bytes, limits: BodyLimits, require_model: bool) -> Ask |
     try:
         return _read(around, limits, _ANY_NUMBER, 0, require_model)
     except InvalidRequest:
-        return None  # the whole body will tell why
+        return None  # reading the whole body reports why
 
 
 def estimate_tokens(ask: Ask) -> int:
@@ -266,7 +265,7 @@ def _model(raw: msgspec.Raw | None, most: int, required: bool) -> str:
 
 
 def no_such_model(name: str) -> ModelNotFound:
-    """What is told of a name that nobody serves, such as one that is longer than any may be."""
+    """The error for a name that nobody serves, such as one longer than any name may be."""
     return ModelNotFound(f"no such model: {name[:256]!r}", param="model")
 
 
@@ -281,7 +280,7 @@ def _check_lists(found: Mapping[str, msgspec.Raw], limits: BodyLimits, body: byt
         if (
             raw is not None
             and is_longer(raw, most, opened)
-            # Else ``opened`` may be an upper bound.
+            # ``opened`` may be an upper bound: count before refusing.
             and (opened == _ANY_NUMBER or is_longer(raw, most, check_shape(body, limits, exempt=True).opened))
         ):
             raise InvalidRequest(f"{name!r} has more than {most} elements", param=name)
@@ -315,7 +314,7 @@ def _output_limits(found: Mapping[str, msgspec.Raw]) -> tuple[tuple[str, int], .
 
 
 def _integer(raw: msgspec.Raw, name: str) -> int | None:
-    """A whole number, or nothing for null. ``8.0`` and ``1e3`` are whole: a backend may read them so."""
+    """An integer, or ``None`` for null. ``8.0`` and ``1e3`` are integers to some backends, so they count."""
     try:
         return _decode_integer(raw)
     except msgspec.ValidationError:

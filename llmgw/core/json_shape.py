@@ -30,12 +30,12 @@ from llmgw.errors import InvalidRequest
 
 
 class BodyLimits(msgspec.Struct, frozen=True, eq=False):
-    """What a request body may hold. Made once; compared by identity, as keys of what is remembered.
+    """What a request body may hold. Made once; compared by identity, as it is part of cache keys.
 
-    :param depth: objects and arrays inside each other, the outermost counted.
+    :param depth: nested objects and arrays, the outermost included.
     :param structural: characters ``{``, ``[`` and ``,`` outside strings.
     :param number_digits: digits in a row outside strings.
-    :param members: keys of the outermost object.
+    :param members: keys of the top-level object.
     :param messages: elements of ``messages``.
     :param tools: elements of ``tools``.
     :param stop: elements of ``stop`` or ``stop_sequences``.
@@ -59,11 +59,11 @@ _WINDOW = 16_384
 _STEP_BYTES = 1 << 20
 """Bytes looked at in one step."""
 _GAP = 256
-"""Bytes of a string without a quote that are worth jumping over."""
+"""So many bytes of a string without a quote are worth skipping."""
 
 _QUOTE = b'"'
 _BACKSLASH = ord("\\")
-# Only these two escapes can mislead a search for quotes.
+# Only these two escapes can confuse a search for quotes.
 _HARD_ESCAPE = re.compile(rb'\\["\\]')
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
 
@@ -76,13 +76,13 @@ _DIGITS = bytes.maketrans(b"0123456789", b"0000000000")
 
 
 class Shape(msgspec.Struct, frozen=True, gc=False):
-    """What :func:`check_shape` learnt by the way.
+    """What :func:`check_shape` found out on the way.
 
     :param opened: objects and arrays in the body.
-    :param opaque_bytes: bytes of long strings that look like base64 (images,
-        sound), which are no prompt text. Every such string over 16 KiB is
-        seen; shorter ones are seen by chance.
-    :param separators: commas, or colons, outside strings; 0 where they need no counting.
+    :param opaque_bytes: bytes of long strings that look like base64 (images, audio) and
+        are therefore not prompt text. Every such string over 16 KiB is found, shorter
+        ones only by chance.
+    :param separators: commas, or colons, outside strings; 0 where they need not be counted.
     """
 
     opened: int
@@ -94,27 +94,27 @@ _FEW_DIGITS = 64
 
 
 def few_openers(body: bytes, limits: BodyLimits) -> int | None:
-    """Clear a usual body without telling strings from the rest.
+    """Pass a common body without telling strings from the rest.
 
-    :return: how many objects and arrays it has at most, when so few that
-        :func:`check_shape` would pass it and find nothing opaque, whatever the
-        bytes are; else ``None``, which says nothing.
+    :return: an upper bound of its objects and arrays, if they are so few that
+        :func:`check_shape` would certainly pass the body and find nothing opaque;
+        ``None`` decides nothing.
     """
     size = len(body)
     if size > limits.structural or limits.number_digits < _FEW_DIGITS:
         return None
     if size > _WINDOW and _may_be_opaque(body):
         return None
-    # Taking out what is rare is far quicker than counting it.
+    # For rare bytes, replace() is far quicker than count().
     opened = 2 * size - len(body.replace(b"{", b"")) - len(body.replace(b"[", b""))
-    # Of 65 digits in a row every sixteenth one makes four.
+    # 65 digits in a row put four digits into every sixteenth byte.
     if opened > limits.depth or b"0000" in body[::16].translate(_DIGITS):
         return None
     return opened
 
 
 def _may_be_opaque(body: bytes) -> bool:
-    """Whether a string of more than a window could look like base64: it would cover one of the samples."""
+    """Whether a string longer than a window could look like base64: it would cover one of the samples."""
     return not all(
         body[start : start + _GAP].translate(None, _BASE64) for start in range(0, len(body), _WINDOW // 2)
     )
@@ -123,8 +123,8 @@ def _may_be_opaque(body: bytes) -> bool:
 def check_shape(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Shape:
     """Refuse what nests too deeply, has too much structure, or too long numbers.
 
-    :param exempt: count colons in place of commas: embeddings and token arrays are long
-        flat lists. Brackets and members of objects stay counted, for they are what costs memory.
+    :param exempt: count colons instead of commas: embeddings and token arrays are long flat
+        lists. Brackets and members of objects are still counted, since they cost memory.
     :raise InvalidRequest: naming the limit.
     """
     steps = shape_steps(body, limits, exempt=exempt)
@@ -137,11 +137,11 @@ def check_shape(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Sha
 
 
 def shape_steps(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Generator[None, None, Shape]:
-    """:func:`check_shape` in steps of some milliseconds at most, for bodies so large that
-    others would wait for all of it: 20 MB of escapes take a tenth of a second."""
+    """:func:`check_shape` in steps of a few milliseconds, for bodies so large that other
+    requests would be held up: 20 MB of escapes take a tenth of a second."""
     size = len(body)
     looked = 0
-    # So short a body cannot break the limit, and text without separators is less to look at.
+    # A body this short cannot exceed the limit, and without separators there is less to look at.
     separator = b":" if exempt else b","
     with_separators = size > limits.structural
     drop = _WITH[separator] if with_separators else _NESTING_ONLY
@@ -151,7 +151,7 @@ def shape_steps(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Gen
         if in_string:
             quote = body.find(_QUOTE, position)
             if quote < 0:
-                break  # the parser will say where
+                break  # the parser will report where
             if quote - position >= _GAP:
                 if not body[position : position + _GAP].translate(None, _BASE64):
                     opaque += quote - body.rfind(_QUOTE, 0, position) - 1
@@ -182,7 +182,7 @@ def shape_steps(body: bytes, limits: BodyLimits, *, exempt: bool = False) -> Gen
 
 
 def _before_quote(body: bytes, position: int, quote: int) -> int:
-    """Where to go on inside a string whose next quote is at ``quote``: never amid an escape."""
+    """Where to continue in a string whose next quote is at ``quote``: never inside an escape."""
     if body[quote - 1] != _BACKSLASH:
         return quote
     gap = body[position:quote]
@@ -190,19 +190,19 @@ def _before_quote(body: bytes, position: int, quote: int) -> int:
 
 
 def _window(body: bytes, position: int) -> bytes:
-    """The next bytes, never ending amid an escape."""
+    """The next bytes, never ending inside an escape."""
     window = body[position : position + _WINDOW]
     if window[-1] == _BACKSLASH and (len(window) - len(window.rstrip(b"\\"))) % 2:
-        # One backslash alone is the end of no JSON text; the parser will say so.
+        # No JSON text ends with a lone backslash; the parser will report it.
         return window[:-1] or window
     return window
 
 
 def _unescaped(text: bytes) -> bytes:
-    """``text`` without the escapes of quote and backslash, so that every quote left is a real one."""
+    """``text`` without the escapes of quote and backslash, so that every quote left delimits a string."""
     if b"\\" not in text:
         return text
-    # Few backslashes: leap from one to the next. Many: two plain passes are quicker.
+    # Few backslashes: jump from one to the next. Many: two plain passes are quicker.
     if text.count(b"\\") < len(text) >> 5:
         return _HARD_ESCAPE.sub(b"", text)
     return text.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -211,7 +211,7 @@ def _unescaped(text: bytes) -> bytes:
 def _highest(nesting: bytes, room: int) -> int:
     """How far ``nesting`` (``{`` up, ``}`` down) rises above its start, at least 0.
 
-    :param room: an upper bound is good enough when it is not above this.
+    :param room: an upper bound is good enough if it does not exceed this.
     """
     # A dip "}{" has its own height on both sides: without it the highest point stays.
     bound = nesting.replace(b"}{", b"").count(b"{")
@@ -223,8 +223,8 @@ def _highest(nesting: bytes, room: int) -> int:
 def _has_long_number(body: bytes, start: int, size: int, in_string: bool, run: int) -> bool:
     """Whether ``run`` digits in a row begin in the window, outside strings.
 
-    A look at every sixteenth byte or so clears nearly all text: so long a run
-    of digits cannot slip between the samples. Then come dearer looks.
+    Looking at about every sixteenth byte settles nearly all text: a run of digits that
+    long cannot slip between the samples. Only then follow the more expensive checks.
     """
     stride = run // 4 or 1
     end = start + size + run

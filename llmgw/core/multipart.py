@@ -4,7 +4,7 @@ Only the delimiters and the parts' headers are looked at; a file's content is
 leapt over. Whatever two parsers might read differently is refused, because
 the field that we read must be the one that the backend reads: a boundary that
 does not begin a line or runs on into other text, or stands after the end, a
-part without a disposition or with two, a name written with escapes, a doubled
+part without a disposition or with two, a name written with escapes, a duplicate
 ``model`` or ``stream``. Preamble and epilogue are allowed, as RFC 2046 wants.
 
 Known weakness: WHATWG writes a file name's backslash bare, RFC 9110 as a
@@ -184,7 +184,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _parameters(text: bytes, position: int) -> dict[bytes, bytes] | None:
-    """Parameters by lower-case name, quotes removed and quoted pairs left; ``None`` if unclear or doubled."""
+    """Parameters by lower-case name, quotes removed and quoted pairs left; ``None`` if unclear or twice."""
     found: dict[bytes, bytes] = {}
     while parameter := _PARAMETER.match(text, position):
         name, value = parameter[1].lower(), parameter[2]

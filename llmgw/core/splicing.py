@@ -32,7 +32,7 @@ def splice(body: bytes, changes: Mapping[str, object]) -> bytes:
     one: the comma after it).
 
     :param changes: new values by key: anything that JSON can say, or :data:`REMOVE`.
-    :raise InvalidRequest: as :func:`~.body.read_json`, for a body that is no object or doubles a key.
+    :raise InvalidRequest: as :func:`~.body.read_json`, for a body that is no object or has a duplicate key.
     """
     if not changes:
         return body

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from twisted.internet.task import deferLater
 
 from llmgw.core.body import read_json
-from llmgw.core.doubled import doubled_steps
+from llmgw.core.duplicate_keys import duplicate_steps
 from llmgw.core.json_shape import Shape, shape_steps
 from llmgw.core.multipart import read_multipart
 from llmgw.errors import UnsupportedEncoding
@@ -55,7 +55,7 @@ async def read_request(gateway: Gateway, incoming: Incoming, route: Route, accou
     parsed = read_json(body, limits, exempt=route.exempt, require_model=route.needs_model, shape=shape)
     if shape is not None:
         await deferLater(gateway.reactor, 0)
-        await _in_turns(gateway, doubled_steps(body, limits if route.exempt else None))
+        await _in_turns(gateway, duplicate_steps(body, limits if route.exempt else None))
     return Outgoing(route, body, b"application/json", parsed)
 
 

@@ -1,14 +1,14 @@
-"""Doubled keys of the objects inside a body's members.
+"""Duplicate keys of the objects nested in a body's members.
 
-Of two equal keys one parser obeys the first and another the last, so what was checked
-need not be what is obeyed (RFC 8259 section 4, RFC 7493 section 2.3).
-:mod:`.json_members` looks at the top level, this at all below.
+Given two equal keys, one parser takes the first and another the last, so the value that
+was checked need not be the one that is used (RFC 8259 section 4, RFC 7493 section 2.3).
+:mod:`.json_members` looks at the top level, this module at everything below.
 
-Usual text is cleared at a glance: where messages are keys and texts alone, there are no
-more quotes than those of what the parser kept; and most clients write compact JSON, which
-is byte for byte what msgspec writes of what it has read: a key that stood twice would not
-come back twice. Other text is read by Python's ``json``, which shows the pairs of each
-object before a dictionary hides one of them. Text of many megabytes is taken apart
+Common text is settled quickly: where messages hold only keys and strings, there must be
+exactly the quotes of what the parser kept; and most clients write compact JSON, which is
+byte for byte what msgspec writes after reading it, while a duplicate key would not be
+written twice. Other text is read by Python's ``json``, which shows the pairs of each
+object before one of them is lost in a dictionary. Text of many megabytes is taken apart
 first, in steps.
 """
 
@@ -27,10 +27,10 @@ from llmgw.core.json_shape import BodyLimits, shape_steps
 from llmgw.errors import InvalidRequest
 
 _PIECE_BYTES = 1 << 20
-"""So much is looked at in one go, of what is read in steps."""
+"""Bytes looked at in one step."""
 _OPENERS = b"{["
 _SPACED, _START = b'": ', 64
-"""Text with this near its start is not compact."""
+"""Text with this in its first bytes is not compact."""
 _SHORTEST = len('{"":0,"":0}')
 
 _decode = msgspec.json.Decoder().decode
@@ -40,15 +40,15 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def is_usual(value: bytes) -> bool:
-    """Clear usual text: it is JSON, and no key stands twice in an object.
+    """Recognise common text that is JSON without duplicate keys.
 
-    :return: ``False`` says nothing.
+    :return: ``False`` decides nothing.
     """
     try:
         kept = _decode_texts(value)
     except msgspec.DecodeError:
         return _is_compact(value)
-    # A text with escaped quotes has more of them, too.
+    # A string with escaped quotes has more quotes, too, and is written out for comparison.
     return len(value) - len(value.replace(b'"', b"")) == 4 * sum(map(len, kept)) or _encode(kept) == value
 
 
@@ -58,19 +58,19 @@ def _is_compact(value: bytes) -> bool:
     try:
         return _encode(_decode(value)) == value
     except msgspec.DecodeError:
-        return False  # also for a number that is larger than msgspec takes
+        return False  # also for a number too large for msgspec
 
 
 def check_pairs(value: bytes) -> None:
-    """:func:`check_doubled` of what is not usual."""
+    """:func:`check_duplicates` for text that :func:`is_usual` does not recognise."""
     _read_pairs(value.decode())
 
 
-def check_doubled(value: bytes) -> None:
+def check_duplicates(value: bytes) -> None:
     """Look at every object in ``value``.
 
-    :param value: JSON text, of no more depth and digits than
-        :func:`~llmgw.core.json_shape.check_shape` lets pass.
+    :param value: JSON text within the nesting and digits that
+        :func:`~llmgw.core.json_shape.check_shape` allows.
     :raise InvalidRequest: naming the key.
     """
     if not is_usual(value):
@@ -78,25 +78,26 @@ def check_doubled(value: bytes) -> None:
 
 
 def check_members(values: Iterable[msgspec.Raw]) -> None:
-    """:func:`check_doubled` of the values of an object that may hold objects themselves."""
+    """:func:`check_duplicates` for those values of an object that may hold objects themselves."""
     for value in _with_objects(values):
-        check_doubled(value)
+        check_duplicates(value)
 
 
-def doubled_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator[None, None, None]:
-    """:func:`check_doubled` in steps of some milliseconds, for bodies so large that others
-    would wait for all of it.
+def duplicate_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator[None, None, None]:
+    """:func:`check_duplicates` in steps of a few milliseconds, for bodies so large that
+    other requests would be held up.
 
     :param uncounted: the limits of a body whose commas were not counted.
     :raise InvalidRequest: also for a key of more than 256 characters in an object of more than 1 MiB;
-        and for a list of so many elements, one of which holds an object: long are lists of numbers and texts.
+        and for a list of more elements than that with an object in it: only lists of numbers
+        and strings may be that long.
     """
     todo, looked = [(body, uncounted)], 0
     while todo:
         value, limits = todo.pop()
         looked += len(value)
         if len(value) <= _PIECE_BYTES:
-            check_doubled(value)
+            check_duplicates(value)
         else:
             inside: Iterable[msgspec.Raw]
             if value.startswith(b"["):
@@ -106,12 +107,12 @@ def doubled_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generator
                     except InvalidRequest:
                         if (yield from shape_steps(value, limits, exempt=True)).separators:
                             raise
-                        continue  # only its strings have braces: objects have colons
-                    limits = None  # the lists inside have been counted, too
+                        continue  # its braces are inside strings: objects have colons
+                    limits = None  # nested lists have been counted, too
                 inside = _elements(value)
             else:
                 inside = read_members(value, sys.maxsize).values()
-            yield  # what follows copies as much again
+            yield  # what follows copies as many bytes again
             todo += [(text, limits) for text in _with_objects(inside)]
         if looked >= _PIECE_BYTES:
             looked = 0
@@ -125,10 +126,10 @@ def _with_objects(values: Iterable[msgspec.Raw]) -> Sequence[bytes]:
     return [text for text in structures if b"{" in text]
 
 
-def _refuse_doubled(pairs: list[tuple[str, Any]]) -> None:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
     if len(dict(pairs)) < len(pairs):
         key, _ = next(filter(lambda counted: counted[1] > 1, Counter(key for key, _ in pairs).items()))
         raise InvalidRequest(f"the key {shown(key)} stands twice in an object of the body", param=cut(key))
 
 
-_read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_doubled).decode
+_read_pairs = json.JSONDecoder(object_pairs_hook=_refuse_duplicates).decode

@@ -1,4 +1,4 @@
-"""Doubled keys inside the members of a body, in one go and in steps."""
+"""Duplicate keys inside the members of a body, in one go and in steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core import doubled
-from llmgw.core.doubled import check_doubled, check_pairs, doubled_steps, is_usual
+from llmgw.core import duplicate_keys
+from llmgw.core.duplicate_keys import check_duplicates, check_pairs, duplicate_steps, is_usual
 from llmgw.core.json_shape import BodyLimits
 from llmgw.errors import InvalidRequest
 
@@ -19,7 +19,7 @@ MESSAGES = [{"role": "user", "content": CONTENT} for _ in range(50)]
 
 def steps(body: bytes, uncounted: BodyLimits | None = None) -> int:
     """How many there were."""
-    return sum(1 for _ in doubled_steps(body, uncounted))
+    return sum(1 for _ in duplicate_steps(body, uncounted))
 
 
 @pytest.mark.parametrize("layout", [(",", ":"), (", ", ": "), (" ,\n", " : ")])
@@ -99,9 +99,9 @@ def test_steps_say_what_one_look_says(inside: str, piece: int) -> None:
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doubled, "_PIECE_BYTES", piece)
+        patch.setattr(duplicate_keys, "_PIECE_BYTES", piece)
         in_steps = verdict(steps)
-    assert in_steps == verdict(check_doubled)
+    assert in_steps == verdict(check_duplicates)
 
 
 def test_a_list_of_millions_with_an_object_in_it_is_not_taken_apart() -> None:
@@ -132,4 +132,4 @@ def test_the_last_of_very_many_keys_is_named_as_quickly_as_the_first() -> None:
     """To compare each with each would take minutes."""
     keys = [f'"{n}": 0' for n in range(90_000)]
     with pytest.raises(InvalidRequest, match="'89999' stands twice"):
-        check_doubled(("{" + ", ".join([*keys, keys[-1]]) + "}").encode())
+        check_duplicates(("{" + ", ".join([*keys, keys[-1]]) + "}").encode())
