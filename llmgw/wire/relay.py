@@ -107,12 +107,12 @@ class Relay(Watched):
     :param strip: takes out the usage event that the client did not ask for.
     :param heartbeat_s: silence after which a streaming client is sent a comment;
         0 for never. Only between events, and only while the backend is connected.
-    :cvar express: usual reads may take the shorter way.
+    :cvar fast_path: typical reads may take the :mod:`.fast_path`.
     """
 
     __slots__ = ("_paced", "_sweep", "deadline_s", "heartbeat_s", "incoming", "strip")
 
-    express = True
+    fast_path = True
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class Relay(Watched):
         if not self._paced:
             self._paced = True
             self.incoming.stream_from(self.connection)
-            if self.express and self.incoming.is_chunked:
-                self.connection.open_express(self)
+            if self.fast_path and self.incoming.is_chunked:
+                self.connection.open_fast_path(self)
         if self._sweep is not None:
             self.deadline_s = self.connection.clock() + self.heartbeat_s
 
@@ -168,7 +168,7 @@ class Relay(Watched):
         super().ended()
 
     def expired(self, now_s: float) -> None:
-        """From the sweep: the client has heard nothing for a while, unless by the short way."""
+        """From the sweep: the client has heard nothing for a while, unless by the fast path."""
         if self.last_s + self.heartbeat_s > now_s:
             self.deadline_s = self.last_s + self.heartbeat_s
             return
@@ -195,7 +195,7 @@ class CappedRelay(Relay):
     Set :attr:`limit_bytes` before it gets anything.
     """
 
-    express = False
+    fast_path = False
     limit_bytes = 0
 
     def passed(self, data: bytes, last: bool) -> None:

@@ -21,7 +21,7 @@ from zope.interface import implementer
 from llmgw.core.http import HttpFault, keep_alive_timeout
 from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.eager import read_as_ever, read_by, sender, take_over
-from llmgw.wire.express import Express
+from llmgw.wire.fast_path import FastPath
 from llmgw.wire.later import Later
 from llmgw.wire.long_body import LongBody
 from llmgw.wire.sink import UpstreamFault
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # With more than thirty of them an instance without slots takes 1.2 KiB more.
 _ATTRIBUTES = """
-    _answered _busy _closing _complete _direct _express _fault _first_token_s _idle_s _parts _paused
+    _answered _busy _closing _complete _direct _fast_path _fault _first_token_s _idle_s _parts _paused
     _pool _reader _reading _rest _send _sink _total_s _waiter
     advertised_s clock deadline_s heard_s lost made_s ready until_s used
 """
@@ -81,7 +81,7 @@ class UpstreamConnection(TwistedProtocol):
         self._first_token_s = NEVER
         self._total_s = NEVER
         self._rest: LongBody | None = None
-        self._express: Callable[[bytes], bool] | None = None
+        self._fast_path: Callable[[bytes], bool] | None = None
         self._direct = False
         self._closing = False
         self.deadline_s = NEVER
@@ -111,7 +111,7 @@ class UpstreamConnection(TwistedProtocol):
             ready.callback(self)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._express is not None and self._express(data):
+        if self._fast_path is not None and self._fast_path(data):
             return
         if not self._busy:
             # Bytes that nobody asked for: such a connection is never used again.
@@ -245,14 +245,14 @@ class UpstreamConnection(TwistedProtocol):
         elif self._complete:
             self._finish()
 
-    def open_express(self, relay: Relay) -> None:
-        """From now on ``relay`` may get its usual reads by a shorter way, if the content is chunked."""
+    def open_fast_path(self, relay: Relay) -> None:
+        """Let typical reads take the fast path from now on, if the content is chunked."""
         alone_at = self._reader.alone_at
         if alone_at is not None:
-            take = Express(relay, self, alone_at).take
+            take = FastPath(relay, self, alone_at).take
             # Under TLS what was read has to be deciphered first, and comes to dataReceived.
             self._direct = read_by(self.transport, take)
-            self._express = None if self._direct else take
+            self._fast_path = None if self._direct else take
 
     def pause(self) -> None:
         """Stop reading; the idle deadline rests, since the silence is ours."""
@@ -272,7 +272,7 @@ class UpstreamConnection(TwistedProtocol):
 
     def abort(self) -> None:
         """Close at once; the sink hears nothing more."""
-        self._close_express()
+        self._close_fast_path()
         self._sink = None
         self._busy = False
         self._waiter = None
@@ -330,8 +330,8 @@ class UpstreamConnection(TwistedProtocol):
         """All of the request has left."""
         return self._send.is_flushed and (self._rest is None or self._rest.done)
 
-    def _close_express(self) -> None:
-        self._express = None
+    def _close_fast_path(self) -> None:
+        self._fast_path = None
         if self._direct:
             self._direct = False
             read_as_ever(self.transport)
@@ -370,7 +370,7 @@ class UpstreamConnection(TwistedProtocol):
     def _finish(self) -> None:
         """The response is complete: free the connection, then tell the sink."""
         sink, self._sink = self._sink, None
-        self._close_express()
+        self._close_fast_path()
         self._busy = False
         self.deadline_s = NEVER
         if self._paused:
@@ -394,7 +394,7 @@ class UpstreamConnection(TwistedProtocol):
         if waiter is None and sink is None:
             self._fault = fault
         self._waiter = self._sink = None
-        self._close_express()
+        self._close_fast_path()
         self._parts = [] if sink is not None or waiter is not None else self._parts
         self.deadline_s = NEVER
         if waiter is not None or sink is not None:

@@ -1,10 +1,10 @@
-"""The usual event of a token stream, from the backend's socket to the client's in one step.
+"""The fast path: a typical event of a token stream, from socket to socket in one step.
 
-Nearly every read of a running stream is one whole chunk that holds one event that
-adds a piece of text. What the general way does with it (take the chunk apart, show
-it to the meter and the usage stripper, frame it anew) comes to this: the same bytes
-go on, and some figures move. :class:`Express` does just that, for such reads alone;
-every other read goes the general way, and both may follow each other in any order.
+Nearly every read of a running stream is one whole chunk with one event that adds a
+piece of text. The general path (decode the chunk, show it to the meter and the usage
+stripper, frame it again) then forwards the same bytes and updates a few figures.
+:class:`FastPath` does only that, for such reads alone. Every other read takes the general
+path, and the two may alternate in any order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from llmgw.wire.upstream import UpstreamConnection
 
 
-class Express:
-    """For one stream, once its first bytes have left for the client.
+class FastPath:
+    """One stream's fast path; opened once its first bytes have been sent to the client.
 
-    The client's framing is chunked, too, and no limit of size holds.
+    Requires that the client's framing is chunked, too, and that no size limit applies.
 
-    :param alone_at: recognises a whole chunk, :meth:`ResponseReader.alone_at
-        <llmgw.core.response_reader.ResponseReader>`.
+    :param alone_at: recognises a read that is exactly one chunk,
+        :meth:`ResponseReader.alone_at <llmgw.core.response_reader.ResponseReader>`.
     """
 
     __slots__ = (
@@ -53,11 +53,11 @@ class Express:
         self._observe_gap = relay.observe_gap
 
     def take(self, data: bytes) -> bool:
-        """Pass a read on. :return: whether it was a usual one; else nothing was done."""
+        """Forward a read. :return: whether it was a typical one; if not, nothing was done."""
         start = self._alone_at(data)
         incoming = self._incoming
         strip = self._strip
-        # The stripper would take nothing out of a plain event, but it may hold a line end before it.
+        # The stripper removes nothing from a plain event, but may hold back a line end before it.
         if not start or incoming.gone or (strip is not None and strip.held):
             return False
         try:
@@ -67,7 +67,7 @@ class Express:
                 return False
             relay = self._relay
             self._observe_gap(now_s - relay.last_s)
-            # All deadlines of a running stream count from these, see ``expired`` of both.
+            # All deadlines of a running stream are computed from these, see ``expired`` of both.
             self._connection.heard_s = relay.last_s = self._lease.moved_s = now_s
             incoming.send_framed(data, stop - start)
         except Exception:

@@ -1,4 +1,4 @@
-"""The short way of a usual event does what the general way does, whatever comes before and after."""
+"""The fast path does what the general path does with an event, whatever comes before and after."""
 
 from __future__ import annotations
 
@@ -166,21 +166,21 @@ def test_both_ways_leave_the_same_behind(seed: int, monkeypatch: pytest.MonkeyPa
     options: Any = {"strip": seed % 2 == 1, "heartbeat_s": (0.0, 15.0)[seed % 3 == 1]}
     short = Stream(**options)
     with monkeypatch.context() as patched:
-        patched.setattr(Relay, "express", False)
+        patched.setattr(Relay, "fast_path", False)
         general = Stream(**options)
         script = [(data, 100.0 + n * dice.random()) for n, data in enumerate(reads(dice))]
         for data, at_s in script:
             general.read(data, at_s)
-            patched.setattr(Relay, "express", True)
+            patched.setattr(Relay, "fast_path", True)
             short.read(data, at_s)
-            patched.setattr(Relay, "express", False)
+            patched.setattr(Relay, "fast_path", False)
             assert short.told() == general.told(), data
     assert general.answer.short_way == 0
     assert short.answer.short_way > 0
 
 
 def test_a_stream_of_usual_events_takes_it_from_the_third_on() -> None:
-    """The first tells the first token's time; the general way has then to see that it may."""
+    """The first tells the first token's time; the general path has then to see that it may."""
     stream = Stream(strip=True)
     stream.read_usual(10)
     assert stream.answer.short_way == 9
