@@ -52,12 +52,11 @@ class Told(Struct):
     router: bool = False
 
 
-def ask_backend(index: int, backend: BackendConfig) -> tuple[Told, list[Finding]]:
+def ask_backend(where: str, backend: BackendConfig) -> tuple[Told, list[Finding]]:
     """What ``backend`` says of itself, and what of it is probably not meant.
 
-    :param index: its place in the configuration.
+    :param where: its place in the configuration.
     """
-    where = f"backends[{index}]"
     told = Told()
     asked = _Asked(backend)
     try:

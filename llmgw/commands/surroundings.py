@@ -10,11 +10,12 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from llmgw.access import key_file
 from llmgw.commands.asked import SOON_S, WITHIN_S, Finding, Told, ask_backend, loader_of, quoted
+from llmgw.commands.sources import Named
 from llmgw.config import BackendConfig, Config
 from llmgw.errors import ConfigError
 from llmgw.store.address import parse_address
@@ -23,16 +24,22 @@ AT_ONCE = 16
 _PROXIED = re.compile(r"(^|:)(proxied|haproxy)(:|\\)")
 
 
-def look(config: Config, progress: Callable[[], None] = lambda: None) -> list[Finding]:
+def look(
+    config: Config, named: Sequence[Named] = (), progress: Callable[[], None] = lambda: None
+) -> list[Finding]:
     """Ask every backend and the store, and compare.
 
+    :param named: what the discoveries have told.
     :param progress: called once for each backend.
     """
-    findings: list[Finding] = []
+    findings: list[Finding] = [finding for source in named for finding in source.findings()]
     told: dict[str, Told] = {}
+    backends = {f"backends[{index}]": backend for index, backend in enumerate(config.backends)}
+    for source in named:
+        backends |= {f"{source.where}.{backend.id}": backend for backend in source.backends}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for backend, (answer, found) in zip(
-            config.backends, pool.map(ask_backend, range(len(config.backends)), config.backends), strict=True
+            backends.values(), pool.map(ask_backend, backends, backends.values()), strict=True
         ):
             told[backend.id] = answer
             findings += found

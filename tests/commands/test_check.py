@@ -14,7 +14,7 @@ from harness import Scripted, backend_table, free_port, json_response
 from msgspec.structs import replace
 
 from llmgw.access import key_file
-from llmgw.commands import asked, surroundings
+from llmgw.commands import asked, sources, surroundings
 from llmgw.commands.check import check
 from llmgw.config import BackendConfig, load_config
 
@@ -398,3 +398,51 @@ def test_wrong_keys_hide_no_wrong_plugins(tmp_path):
         "router.plugin",
         "health[1].plugin",
     ]
+
+
+# --- what discoveries name ------------------------------------------------------
+
+
+def discovering(folder: Path, options: str) -> Path:
+    return write(folder, f"[[discovery]]\n{options}\n")
+
+
+def test_what_a_discovery_names_is_told_and_asked(tmp_path, server):
+    (tmp_path / "fleet.toml").write_text(
+        backend_table(server, "a", "max_connections = 9")
+        + f'[[backends]]\nid = "b"\nurl = "http://127.0.0.1:{free_port()}"\n'
+        + '[[backends]]\nid = "c"\nurl = "http://8.8.8.8:80"\n'
+    )
+    path = discovering(tmp_path, 'plugin = "static"\nfile = "fleet.toml"\nstate_file = "kept.json"')
+    result = run(path)
+    assert result.stdout == (
+        f"{path}: discovery[0] (static) names 2 backends: 'a', 'b'\n{path}: good, with 3 findings\n"
+    )
+    found = findings(path)
+    assert "9 is above the 2 slots of a" in found["discovery[0].a.max_connections"][0]
+    assert "nobody listens" in found["discovery[0].b.url"][0]
+    assert found["discovery[0]"][0].startswith("c is not served: url: 8.8.8.8 is not in `allow`")
+    assert json.loads(run(path, "--json").stdout)["discovered"] == {"discovery[0]": ["a", "b"]}
+    assert not (tmp_path / "kept.json").exists()
+    assert findings(path, "--offline") == {}
+
+
+def test_a_discovery_that_cannot_be_reached_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "WITHIN_S", 0.5)
+    options = f'plugin = "etcd"\nendpoints = ["http://127.0.0.1:{free_port()}"]'
+    what, cure = findings(discovering(tmp_path, options))["discovery[0]"]
+    assert what.startswith("etcd has told nothing within 0.5 s: ")
+    assert "refused" in what
+    assert "state_file" in cure
+    result = run(tmp_path / "llmgw.toml", "--strict")
+    assert (result.exit_code, result.stdout.count("names")) == (1, 0)
+
+
+def test_a_discovery_that_names_nobody_and_an_id_that_is_taken(tmp_path, server):
+    (tmp_path / "fleet.toml").write_text("backends = []\n")
+    path = discovering(tmp_path, 'plugin = "static"\nfile = "fleet.toml"')
+    assert findings(path)["discovery[0]"][0] == "static names no backend"
+    (tmp_path / "fleet.toml").write_text(backend_table(server, "a", ""))
+    path.write_text(path.read_text() + backend_table(server, "a", ""))
+    what, _ = findings(path)["discovery[0]"]
+    assert what == "a is not served: id: is already that of a backend from config"
