@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from llmgw.core.fleet import Fleet
     from llmgw.gateway.gateway import Gateway
     from llmgw.loads import Loads
-    from llmgw.wire.eager import Outbox
+    from llmgw.wire.senders import Outbox
     from llmgw.wire.sweep import Sweep
 
 

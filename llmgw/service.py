@@ -51,7 +51,7 @@ from llmgw.operations import Operations
 from llmgw.peers import Peers
 from llmgw.pressure import Pressure
 from llmgw.wire.accepting import ClientFactory
-from llmgw.wire.eager import Outbox
+from llmgw.wire.senders import Outbox
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
 from llmgw.wire.turnstile import Turnstile

@@ -23,7 +23,7 @@ from zope.interface import implementer
 
 from llmgw.core.proxy_header import Place, ProxyFault, ProxyReader
 from llmgw.listen.complaints import Complaints
-from llmgw.wire.eager import take_over
+from llmgw.wire.twisted_internals import take_over
 
 HEADER_S = 5.0
 """How long a balancer may take for its header, which it has at hand when it connects."""

@@ -2,7 +2,7 @@
 
 :class:`TlsTransport` is Twisted's ``TLSMemoryBIOProtocol`` with another way out: what
 was written in one turn of the reactor becomes one record at its end, and leaves for the
-socket at once instead of by way of the reactor's next turn (see ``wire.eager``).
+socket at once instead of by way of the reactor's next turn (see ``wire.senders``).
 Everything else, the handshake, half-done writes, producers, the two ways to close, is
 Twisted's.
 
@@ -29,12 +29,13 @@ from llmgw.certificates import BadPair, Pairs, now_utc
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.listen.complaints import Complaints
 from llmgw.listen.contexts import Contexts, TlsFiles, reason_of
-from llmgw.wire.eager import TlsSender, send_at_once
+from llmgw.wire.senders import TlsSender
+from llmgw.wire.twisted_internals import send_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from llmgw.wire.eager import Outbox
+    from llmgw.wire.senders import Outbox
 
 BIO_BYTES = 32768
 SUBJECT_LENGTH = 256
@@ -61,7 +62,7 @@ class TlsTransport(TLSMemoryBIOProtocol):
         self.wrappedProtocol.makeConnection(self)
 
     def make_sender(self, outbox: Outbox) -> TlsSender:
-        """For ``wire.eager.sender``."""
+        """For ``wire.senders.sender``."""
         return TlsSender(self, outbox)
 
     @property

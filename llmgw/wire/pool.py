@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
     from llmgw.core.http import HeadLimits
-    from llmgw.wire.eager import Outbox
+    from llmgw.wire.senders import Outbox
     from llmgw.wire.sweep import Sweep
 
 

@@ -30,9 +30,10 @@ from zope.interface import implementer
 from llmgw.core.http import HttpFault
 from llmgw.core.request_reader import RequestReader
 from llmgw.errors import GatewayError, RequestTimeout
-from llmgw.wire.eager import sender, untaken_bytes
 from llmgw.wire.incoming import Incoming, Source, header_lines, status_line
+from llmgw.wire.senders import sender
 from llmgw.wire.sweep import NEVER
+from llmgw.wire.twisted_internals import unacked_bytes
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import ITCPTransport
@@ -283,7 +284,7 @@ class ClientConnection(Protocol):
     @property
     def leaving(self) -> bool:
         """Closed, but for what its client has not taken yet."""
-        return self._dead and untaken_bytes(self._transport()) > 0
+        return self._dead and unacked_bytes(self._transport()) > 0
 
     def close_if_idle(self) -> bool:
         """Close when no request is at work or on its way. :return: whether it did."""
@@ -299,7 +300,7 @@ class ClientConnection(Protocol):
         """The client takes an answer that is complete but long: then there is another look, while
         it takes some of it in ``write_stall_s``; and an idle time that begins with its end."""
         timeouts = self.site.timeouts
-        left_bytes, before_bytes = untaken_bytes(self._transport()), self._left_bytes
+        left_bytes, before_bytes = unacked_bytes(self._transport()), self._left_bytes
         if left_bytes != before_bytes:
             self._left_bytes, self._taken_s = left_bytes, now_s
         if left_bytes:

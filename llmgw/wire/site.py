@@ -11,15 +11,15 @@ from twisted.python.runtime import seconds as wall_seconds
 
 from llmgw.core.http import HeadLimits
 from llmgw.core.request_reader import RequestMemo
-from llmgw.wire.eager import unsent_bytes
+from llmgw.wire.twisted_internals import unsent_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llmgw.config import Limits, Timeouts
     from llmgw.core.http import HttpFault
-    from llmgw.wire.eager import Outbox
     from llmgw.wire.incoming import Headers, Incoming
+    from llmgw.wire.senders import Outbox
     from llmgw.wire.server import ClientConnection
     from llmgw.wire.sweep import Sweep
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from llmgw.wire.eager import end_of_turn
+from llmgw.wire.twisted_internals import end_of_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,12 +20,13 @@ from zope.interface import implementer
 
 from llmgw.core.http import HttpFault, keep_alive_timeout
 from llmgw.core.response_reader import ResponseReader
-from llmgw.wire.eager import read_as_ever, read_by, sender, take_over
 from llmgw.wire.fast_path import FastPath
 from llmgw.wire.later import Later
 from llmgw.wire.long_body import LongBody
+from llmgw.wire.senders import sender
 from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import NEVER
+from llmgw.wire.twisted_internals import read_directly, stop_reading_directly, take_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,7 +252,7 @@ class UpstreamConnection(TwistedProtocol):
         if alone_at is not None:
             take = FastPath(relay, self, alone_at).take
             # Under TLS what was read has to be deciphered first, and comes to dataReceived.
-            self._direct = read_by(self.transport, take)
+            self._direct = read_directly(self.transport, take)
             self._fast_path = None if self._direct else take
 
     def pause(self) -> None:
@@ -334,7 +335,7 @@ class UpstreamConnection(TwistedProtocol):
         self._fast_path = None
         if self._direct:
             self._direct = False
-            read_as_ever(self.transport)
+            stop_reading_directly(self.transport)
 
     def _close(self) -> None:
         """Say goodbye, and wait for the peer's no longer than the grace time."""

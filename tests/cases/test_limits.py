@@ -44,7 +44,7 @@ from twisted.internet.testing import StringTransport
 from llmgw.config import Limits, Timeouts
 from llmgw.listen.proxied import ProxiedFactory
 from llmgw.wire.accepting import ClientFactory
-from llmgw.wire.eager import Outbox
+from llmgw.wire.senders import Outbox
 from llmgw.wire.server import ClientConnection
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep

@@ -35,7 +35,7 @@ from zope.interface import implementer
 
 from llmgw.listen.contexts import Contexts, TlsFiles
 from llmgw.listen.tls import TlsFactory
-from llmgw.wire.eager import Outbox, TlsSender, sender
+from llmgw.wire.senders import Outbox, TlsSender, sender
 
 KINDS = ["ours", "twisted"]
 

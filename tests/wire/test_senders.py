@@ -1,6 +1,6 @@
 """Writing at the end of the turn: order, short writes, back-pressure, foreign transports.
 
-These guard the private fields that ``llmgw.wire.eager`` reads, on whatever
+These guard the private fields that ``llmgw.wire.twisted_internals`` reads, on whatever
 Twisted is installed.
 """
 
@@ -14,16 +14,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 
-from llmgw.wire.eager import (
-    Outbox,
-    PlainSender,
-    Sender,
-    read_as_ever,
-    read_by,
-    sender,
-    take_over,
-    unsent_bytes,
-)
+from llmgw.wire.senders import Outbox, PlainSender, Sender, sender
+from llmgw.wire.twisted_internals import read_directly, stop_reading_directly, take_over, unsent_bytes
 
 
 class Reads(Protocol):
@@ -219,16 +211,16 @@ async def test_reads_that_are_taken_do_not_reach_the_protocol():
         seen.append(data)
         return data.startswith(b"mine")
 
-    assert read_by(client.transport, take)
+    assert read_directly(client.transport, take)
     served.transport.write(b"mine")
     await until(lambda: seen == [b"mine"])
     served.transport.write(b"yours")
     await until(lambda: client.got == b"yours")
-    read_as_ever(client.transport)
+    stop_reading_directly(client.transport)
     served.transport.write(b"mine")
     await until(lambda: client.got == b"yoursmine")
     assert seen == [b"mine", b"yours"]
-    read_as_ever(client.transport)
+    stop_reading_directly(client.transport)
     await end(served, client, port)
 
 
@@ -238,7 +230,7 @@ async def test_the_end_is_told_as_ever(cut):
     served, client, port = await pair()
     reasons = []
     client.connectionLost = lambda reason: (reasons.append(reason.type), client.lost.callback(None))
-    assert read_by(client.transport, lambda data: True)
+    assert read_directly(client.transport, lambda data: True)
     if cut:
         served.transport.abortConnection()
     else:
@@ -252,13 +244,13 @@ async def test_the_end_is_told_as_ever(cut):
 @pytest_twisted.ensureDeferred
 async def test_a_socket_with_nothing_to_read_is_no_end():
     served, client, port = await pair()
-    assert read_by(client.transport, lambda data: True)
+    assert read_directly(client.transport, lambda data: True)
     assert client.transport.doRead() is None
     assert not client.transport.disconnected
     await end(served, client, port)
 
 
-def test_foreign_transports_are_read_as_ever():
+def test_foreign_transports_are_read_by_their_protocol():
     transport = StringTransport()
-    assert not read_by(transport, lambda data: True)
-    read_as_ever(transport)
+    assert not read_directly(transport, lambda data: True)
+    stop_reading_directly(transport)
