@@ -20,7 +20,7 @@ from llmgw.gateway.recent import Recent
 from llmgw.gateway.request_ids import new_request_id
 from llmgw.gateway.waiting import WaitingRoom
 from llmgw.values import Backend, Caps, Choice, Usage
-from llmgw.wire.later import Task
+from llmgw.wire.coroutines import Task
 
 if TYPE_CHECKING:
     import random

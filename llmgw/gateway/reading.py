@@ -14,7 +14,7 @@ from llmgw.core.multipart import read_multipart
 from llmgw.errors import UnsupportedEncoding
 from llmgw.gateway import wishes
 from llmgw.gateway.outgoing import Outgoing
-from llmgw.wire.later import Later
+from llmgw.wire.coroutines import Future
 
 if TYPE_CHECKING:
     from llmgw.gateway.account import Account
@@ -40,7 +40,7 @@ async def read_request(gateway: Gateway, incoming: Incoming, route: Route, accou
         raise UnsupportedEncoding("request bodies must not be compressed")
     wishes.verify(headers)
     body = incoming.body()
-    if isinstance(body, Later):
+    if isinstance(body, Future):
         if incoming.head.expect_continue:
             incoming.proceed()
         body = await body

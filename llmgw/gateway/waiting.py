@@ -26,7 +26,7 @@ from llmgw.core.retry import retry_after
 from llmgw.core.shares import may_get_room
 from llmgw.core.waiting import Lines, Offer, Waiter
 from llmgw.errors import GatewayError, Overloaded
-from llmgw.wire.later import Later
+from llmgw.wire.coroutines import Future
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -51,7 +51,7 @@ class _Waiting(Waiter):
 
     def __init__(self, room: WaitingRoom, request: Request, exclude: frozenset[str], since_s: float) -> None:
         super().__init__(request, exclude, since_s)
-        self.choice: Later[Choice] = Later(lambda: room.forget(self))
+        self.choice: Future[Choice] = Future(lambda: room.forget(self))
         self.refusal: Callable[[], GatewayError] | None = None
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Protocol
 from twisted.internet.defer import CancelledError
 
 from llmgw.errors import BodyTooLarge, Overloaded
-from llmgw.wire.later import Later
+from llmgw.wire.coroutines import Future
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from llmgw.core.http import RequestHead
-    from llmgw.wire.later import Task
+    from llmgw.wire.coroutines import Task
     from llmgw.wire.server import ClientConnection
 
 Headers = list[tuple[bytes, bytes]]
@@ -94,7 +94,7 @@ class Incoming:
         self.arrived_s = arrived_s
         self._parts: list[bytes] = []
         self._size = 0
-        self._waiter: Later[bytes] | None = None
+        self._waiter: Future[bytes] | None = None
         self._out: list[bytes] = []
         self._framing = b""
         self.limit_bytes: float = connection.site.limits.body_bytes
@@ -120,10 +120,10 @@ class Incoming:
         """Bytes of body received so far."""
         return self._size
 
-    def body(self) -> bytes | Later[bytes]:
-        """The whole body: at once if it is here, else a Later.
+    def body(self) -> bytes | Future[bytes]:
+        """The whole body: at once if it is here, else a Future.
 
-        Cancelling the Later only forgets the wait. It is the caller's to
+        Cancelling the Future only forgets the wait. It is the caller's to
         :meth:`forget_body` when the bytes are no longer needed.
 
         :raise CancelledError: the client has left already.
@@ -139,7 +139,7 @@ class Incoming:
             raise self._too_large()
         if self.complete:
             return self._whole()
-        self._waiter = Later()
+        self._waiter = Future()
         self._connection.reading_body()
         return self._waiter
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from llmgw.wire.later import Later
+from llmgw.wire.coroutines import Future
 from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import NEVER
 
@@ -53,7 +53,7 @@ class Watched:
         self.connection = connection
         self.meter = meter
         self.lease = lease
-        self.done: Later[UpstreamFault | None] = Later(self._cancelled)
+        self.done: Future[UpstreamFault | None] = Future(self._cancelled)
         self.observe_gap = gaps.observe
         self._until_s = until_s
         self.last_s = 0.0
@@ -235,7 +235,7 @@ class Collected:
         self._limit_bytes = limit_bytes
         self._parts: list[bytes] = []
         self._size = 0
-        self.done: Later[UpstreamFault | None] = Later(connection.abort)
+        self.done: Future[UpstreamFault | None] = Future(connection.abort)
 
     @property
     def body(self) -> bytes:

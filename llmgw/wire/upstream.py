@@ -3,7 +3,7 @@
 The caller gets the response head from :meth:`UpstreamConnection.request`, then
 names a :class:`~llmgw.wire.sink.Sink` with :meth:`deliver`; from there each read of the socket
 becomes one call with the body's bytes, freed of their framing, and the time of
-arrival. Cancelling the Later, or :meth:`abort`, closes the connection at
+arrival. Cancelling the Future, or :meth:`abort`, closes the connection at
 once: that is how a llama-server learns that nobody waits any more.
 """
 
@@ -20,8 +20,8 @@ from zope.interface import implementer
 
 from llmgw.core.http import HttpFault, keep_alive_timeout
 from llmgw.core.response_reader import ResponseReader
+from llmgw.wire.coroutines import Future
 from llmgw.wire.fast_path import FastPath
-from llmgw.wire.later import Later
 from llmgw.wire.long_body import LongBody
 from llmgw.wire.senders import sender
 from llmgw.wire.sink import UpstreamFault
@@ -69,7 +69,7 @@ class UpstreamConnection(TwistedProtocol):
         self._pool = pool
         self.clock = pool.clock
         self._reader = ResponseReader(self, pool.head_limits, pool.response_heads)
-        self._waiter: Later[ResponseHead] | None = None
+        self._waiter: Future[ResponseHead] | None = None
         self._sink: Sink | None = None
         self._parts: list[bytes] = []
         self._busy = False
@@ -197,7 +197,7 @@ class UpstreamConnection(TwistedProtocol):
         idle_s: float,
         until_s: float,
         rest: bytes = b"",
-    ) -> Later[ResponseHead]:
+    ) -> Future[ResponseHead]:
         """Send a request.
 
         :param payload: head and body, in one piece.
@@ -207,7 +207,7 @@ class UpstreamConnection(TwistedProtocol):
             :attr:`until_s` when the first token has come.
         :param idle_s: longest silence within the body.
         :param until_s: monotonic time by which all must be over.
-        :raise UpstreamFault: (the Later fails with it.) Cancelling closes the connection.
+        :raise UpstreamFault: (the Future fails with it.) Cancelling closes the connection.
         """
         self._busy = True
         self._complete = False
@@ -218,7 +218,7 @@ class UpstreamConnection(TwistedProtocol):
         self.until_s = self._total_s = until_s
         self.deadline_s = min(self.clock() + head_s, until_s)
         self._reader.begin(method)
-        self._waiter = Later(self.abort)
+        self._waiter = Future(self.abort)
         waiter = self._waiter
         self._send(payload)
         self._rest = None

@@ -10,7 +10,7 @@ import pytest
 from twisted.internet.defer import CancelledError
 
 from llmgw.gateway.backend_http import Deadlines, ask
-from llmgw.wire.later import Later, Task
+from llmgw.wire.coroutines import Future, Task
 from llmgw.wire.sink import UpstreamFault
 
 DEADLINES = Deadlines(1.0, 1.0, 1.0, 1.0)
@@ -24,10 +24,10 @@ class Connection:
         self.asked: list[tuple[int, int]] = []
         self.aborted = False
 
-    def request(self, method: str, payload: bytes, *, rest: bytes = b"", **deadlines: float) -> Later[Any]:
+    def request(self, method: str, payload: bytes, *, rest: bytes = b"", **deadlines: float) -> Future[Any]:
         assert (method, set(deadlines.values())) == ("POST", {1.0})
         self.asked.append((len(payload), len(rest)))
-        self.answer: Later[Any] = Later(self.abort)
+        self.answer: Future[Any] = Future(self.abort)
         return self.answer
 
     def abort(self) -> None:
@@ -45,9 +45,9 @@ class Pool:
         kept, self.kept = self.kept, None
         return kept
 
-    def connect(self) -> Later[Connection]:
+    def connect(self) -> Future[Connection]:
         self.made.append(Connection())
-        done: Later[Connection] = Later()
+        done: Future[Connection] = Future()
         done.fire(self.made[-1])
         return done
 

@@ -1,9 +1,9 @@
-"""Later and Task: one coroutine carried over waits, cancelled anywhere."""
+"""Future and Task: one coroutine carried over waits, cancelled anywhere."""
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
 
-from llmgw.wire.later import Later, Task
+from llmgw.wire.coroutines import Future, Task
 
 
 def carried(coroutine, on_end=None):
@@ -14,66 +14,66 @@ def carried(coroutine, on_end=None):
 
 def test_a_value_resumes_the_coroutine_at_once():
     seen = []
-    later = Later()
+    future = Future()
 
     async def work():
-        seen.append(await later)
+        seen.append(await future)
 
     task = carried(work())
     assert not task.done
-    later.fire(7)
+    future.fire(7)
     assert seen == [7]
     assert task.done
 
 
 def test_a_value_that_is_there_already_needs_no_wait():
-    later = Later()
-    later.fire("x")
+    future = Future()
+    future.fire("x")
     seen = []
 
     async def work():
-        seen.append(await later)
+        seen.append(await future)
 
     assert carried(work()).done
     assert seen == ["x"]
 
 
 def test_an_error_is_raised_where_the_coroutine_waits():
-    later = Later()
+    future = Future()
     seen = []
 
     async def work():
         try:
-            await later
+            await future
         except ValueError as error:
             seen.append(str(error))
 
     carried(work())
-    later.fail(ValueError("no"))
+    future.fail(ValueError("no"))
     assert seen == ["no"]
 
 
 def test_only_the_first_outcome_counts():
-    later = Later()
+    future = Future()
     seen = []
 
     async def work():
-        seen.append(await later)
+        seen.append(await future)
 
     carried(work())
-    later.fire(1)
-    later.fire(2)
-    later.fail(ValueError())
+    future.fire(1)
+    future.fire(2)
+    future.fail(ValueError())
     assert seen == [1]
 
 
 def test_cancel_stops_the_work_and_raises_at_the_wait():
     stopped, seen = [], []
-    later = Later(lambda: stopped.append(True))
+    future = Future(lambda: stopped.append(True))
 
     async def work():
         try:
-            await later
+            await future
         except CancelledError:
             seen.append("cancelled")
             raise
@@ -89,7 +89,7 @@ def test_cancel_stops_the_work_and_raises_at_the_wait():
     assert seen == ["cancelled", "finally"]
     assert task.done
     assert len(faults) == 1  # whoever lets CancelledError through is at fault
-    later.fire("too late")
+    future.fire("too late")
     task.cancel()
 
 
@@ -98,7 +98,7 @@ def test_a_cancelled_coroutine_may_still_say_goodbye():
 
     async def work():
         try:
-            await Later()
+            await Future()
         except CancelledError:
             seen.append("goodbye")
 
@@ -172,10 +172,10 @@ def test_a_deferred_that_fails_in_words_of_its_own_when_cancelled_is_cancelled_a
 
 def test_the_end_is_told_once_and_not_when_it_came_within_start():
     ended = []
-    later = Later()
+    future = Future()
 
     async def waits():
-        await later
+        await future
 
     async def does_not():
         pass
@@ -183,19 +183,19 @@ def test_the_end_is_told_once_and_not_when_it_came_within_start():
     first = carried(waits(), ended.append)
     carried(does_not(), ended.append)
     assert ended == []
-    later.fire(None)
+    future.fire(None)
     assert ended == [first]
 
 
 def test_an_error_of_ours_is_logged_and_ends_the_task(expected_failures):
     ended = []
-    later = Later()
+    future = Future()
 
     async def work():
-        await later
+        await future
         raise ZeroDivisionError
 
     carried(work(), ended.append)
-    later.fire(None)
+    future.fire(None)
     assert len(ended) == 1
     assert len(expected_failures(ZeroDivisionError)) == 1

@@ -1,12 +1,12 @@
-"""Coroutines carried without a Deferred per step.
+"""Futures and tasks: coroutines run without a Deferred per step.
 
-An exchange waits two or three times, and a Deferred with its callbacks costs
-more than all it does between. A :class:`Later` is the least thing that can be
-awaited once; a :class:`Task` carries one coroutine over Laters and, where a
-plugin or Twisted gives one, over Deferreds.
+An exchange waits two or three times, and a Deferred with its callbacks costs more than
+everything done in between. A :class:`Future` is the least that can be awaited once; a
+:class:`Task` runs one coroutine over Futures and, where a plugin or Twisted returns one,
+over Deferreds.
 
-Rules: a Later fires once and is awaited by at most one coroutine; whoever fires
-it runs the coroutine on, up to its next wait, before ``fire`` returns.
+Unlike those of asyncio, a Future is awaited by at most one coroutine, and resumes it at
+once: whoever fires it runs the coroutine up to its next wait before ``fire`` returns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from twisted.python.failure import Failure
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
-    """A value, or an error, that will come.
+class Future(Generic[T]):
+    """A value, or an error, that is not there yet.
 
-    :param cancel: called when the waiting task is cancelled; stops the work. It is let go
-        once that cannot be, since its owner mostly holds the Later: a ring of references
-        would keep all of a request until the next collection.
-    :ivar done: it has come.
+    :param cancel: called when the waiting task is cancelled; stops the work. Dropped as soon
+        as it can no longer be called: its owner usually holds the Future, and the reference
+        cycle would keep all of a request in memory until the next garbage collection.
+    :ivar done: it has its value or error, or was cancelled.
     """
 
     __slots__ = ("_error", "_task", "_value", "cancel", "done")
@@ -40,7 +40,7 @@ class Later(Generic[T]):
         self._task: Task | None = None
 
     def fire(self, value: T) -> None:
-        """The value is here. A second call does nothing."""
+        """Set the value, and resume whoever waits. Does nothing if it is done."""
         if self.done:
             return
         self.done = True
@@ -52,7 +52,7 @@ class Later(Generic[T]):
             task._step(None)
 
     def fail(self, error: BaseException) -> None:
-        """It will not come, for this reason. A second call does nothing."""
+        """Set an error, which is raised where the coroutine waits. Does nothing if it is done."""
         if self.done:
             return
         self.done = True
@@ -73,10 +73,10 @@ class Later(Generic[T]):
 
 
 class Task:
-    """Carries one coroutine to its end.
+    """Runs one coroutine to its end.
 
-    :param on_end: called with the task when the coroutine has ended, unless it
-        ended within :meth:`start`.
+    :param on_end: called with the task when the coroutine has ended, unless that was
+        within :meth:`start`.
     :ivar done: the coroutine has ended.
     """
 
@@ -103,13 +103,13 @@ class Task:
     def cancel(self) -> None:
         """Stop what it waits for, and raise ``CancelledError`` where it waits.
 
-        Does nothing when it has ended, or is running just now.
+        Does nothing if it has ended, or is just being run.
         """
         waiting = self._waiting
         if waiting is None:
             return
         if isinstance(waiting, Deferred):
-            # Cancelling may make it fail in words of its own; here it is still a cancel.
+            # It may fail with an error of its own when cancelled; for the coroutine it is a cancel.
             self._cancelled = True
             waiting.cancel()
             return
@@ -132,14 +132,14 @@ class Task:
             self._end()
         else:
             self._waiting = waiting
-            if type(waiting) is Later:
+            if type(waiting) is Future:
                 waiting._task = self
             else:
                 waiting.addBoth(self._resume)
 
     def _resume(self, result: Any) -> Any:
-        """A Deferred has fired. Awaiting takes a value from it; a failure it can't hand
-        over while its callbacks run, so that is thrown."""
+        """A Deferred has fired. ``await`` takes a value from it; a failure cannot be taken from
+        it while its callbacks run, so that is thrown into the coroutine."""
         if self._cancelled:
             self._cancelled = False
             self._step(CancelledError())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 
-from llmgw.wire.later import Later, Task
+from llmgw.wire.coroutines import Future, Task
 
 
 def waiting_for(awaited: Any) -> tuple[Task, list[Any]]:
@@ -82,7 +82,7 @@ def test_cancelling_cancels_the_deferred_and_tells_the_coroutine() -> None:
 
 def test_a_coroutine_may_wait_on_after_a_failure() -> None:
     first: Deferred[Any] = Deferred()
-    second: Later[int] = Later()
+    second: Future[int] = Future()
     seen: list[Any] = []
 
     async def run() -> None:
