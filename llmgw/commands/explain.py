@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmgw.commands import admin
-from llmgw.commands.figures import bar, seconds
+from llmgw.commands.figures import bar, figure, seconds
 
 
 @click.command()
@@ -61,7 +61,7 @@ def _print(told: Mapping[str, Any]) -> None:
             used, cap = each["in_flight"], each["max_connections"]
             table.add_row(
                 Text(("→ " if chosen else "  ") + each["backend"], "bold" if chosen else ""),
-                "–" if each["score"] is None else f"{each['score']:.4g}",
+                figure(each["score"]),
                 Text(f"{bar(used, cap)} {used}/{cap}"),
                 seconds(each["ttft_s"]),
                 Text(each["why"] or ""),

@@ -27,6 +27,8 @@ def figure(value: float | None) -> str:
     """Two or three digits."""
     if value is None:
         return "–"
+    if 0 < abs(value) < 0.001:
+        return "0.00"
     if abs(value) >= 1e6:
         return f"{value / 1e6:.1f}M"
     if abs(value) >= 1e3:

@@ -64,6 +64,9 @@ SHARED = 0.1
 UNKNOWN_SLOTS = 8
 """Prompts a backend is first believed to hold, if its slots are not known."""
 
+LEAST_TOLD_S = 1e-3
+"""Less than this, of one that never answered, is no figure to tell: it was made so that it is tried."""
+
 NO_BLAME = frozenset({"busy", "client_gone", "dropped", "loading"})
 """Reasons of an end that say nothing about the backend; ``status_4…`` is another."""
 
@@ -199,7 +202,13 @@ class ExpectedTtft:
         asked[request.id] = Flight(
             lane.id, prompt, max(prompt * (1.0 - cached), 1.0), marks, matched, distance, slot
         )
-        why = f"cost {cost:.3g} s, least of {count}"
+        if cost >= OUT_S:
+            what = "it failed lately" if lane.out else "its KV cache is full"
+            why = f"{what}, and it is the least bad of {count}"
+        elif cost < LEAST_TOLD_S and not lane.reading.samples:
+            why = "not tried yet"
+        else:
+            why = f"cost {cost:.3g} s, least of {count}"
         if prefix:
             why = f"{why}; {matched:.0%} of the prompt seen there"
         return Choice(chosen, slot, cost, why)

@@ -274,9 +274,10 @@ def test_figures_and_pictures_of_one_line() -> None:
         "1.50 s",
         "61 s",
     ]
-    assert [figures.figure(each) for each in (None, 3.0, 0.456, 1234.0, 2.5e6)] == [
+    assert [figures.figure(each) for each in (None, 3.0, 1e-30, 0.456, 1234.0, 2.5e6)] == [
         "–",
         "3",
+        "0.00",
         "0.456",
         "1.2k",
         "2.5M",

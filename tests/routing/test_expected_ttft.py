@@ -154,6 +154,25 @@ def test_backends_that_tell_nothing_are_judged_by_their_first_tokens() -> None:
     assert play.chosen["fast"] > 45
 
 
+def test_one_that_was_never_tried_is_chosen_in_words_and_not_for_a_figure_that_means_nothing() -> None:
+    play = Play({"a": 1000.0, "b": 1000.0})
+    play.serve(among=play.fleet[:1])
+    assert play.ask().why.startswith("cost 0.")
+    play.now_s += 60.0
+    choice = play.ask()
+    assert (choice.backend.id, choice.why) == ("b", "not tried yet")
+
+
+def test_the_least_bad_says_what_is_bad() -> None:
+    play = Play({"a": 1000.0})
+    play.fleet = [Backend("a", slots=4, profile=Profile(kv_use=1.0))]
+    assert play.ask().why == "its KV cache is full, and it is the least bad of 1"
+    play = Play({"a": 1000.0})
+    for _ in range(3):
+        play.serve(ok=False, reason="timeout")
+    assert play.ask().why == "it failed lately, and it is the least bad of 1"
+
+
 def test_rates_in_the_profile_stand_in_until_something_is_measured() -> None:
     router = ExpectedTtft()
     fleet = [
