@@ -51,10 +51,10 @@ from llmgw.operations import Operations
 from llmgw.peers import Peers
 from llmgw.pressure import Pressure
 from llmgw.wire.accepting import ClientFactory
+from llmgw.wire.pacing import StartPacer
 from llmgw.wire.senders import Outbox
 from llmgw.wire.site import Site
 from llmgw.wire.sweep import Sweep
-from llmgw.wire.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -133,7 +133,7 @@ class GatewayService(Daemon):
             outbox=outbox,
             limits=config.limits,
             timeouts=config.timeouts,
-            serve=Turnstile(self.gateway.serve, reactor).pass_on,
+            serve=StartPacer(self.gateway.serve, reactor).start,
             fault_answer=self.gateway.fault_answer,
         )
         self.loads = Loads(self.gateway, config, self.store)

@@ -12,9 +12,9 @@ import pytest
 from harness import Client, Gateway, Scripted, answer_completion, eventually, gateway_with, post
 from twisted.internet.defer import CancelledError
 
-from llmgw.wire import turnstile as module
+from llmgw.wire import pacing as module
 from llmgw.wire.incoming import Incoming
-from llmgw.wire.turnstile import AT_A_TIME, Turnstile
+from llmgw.wire.pacing import STARTS_PER_TURN, StartPacer
 
 
 class Turns:
@@ -41,35 +41,35 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
 
 def test_a_crowd_begins_in_its_order_a_few_in_a_turn(turns: Turns) -> None:
     begun: list[Any] = []
-    turnstile = Turnstile(begun.append, None)
-    for number in range(2 * AT_A_TIME + 5):
-        turnstile.pass_on(number)  # type: ignore[arg-type]
-    assert begun == list(range(AT_A_TIME))
+    pacer = StartPacer(begun.append, None)
+    for number in range(2 * STARTS_PER_TURN + 5):
+        pacer.start(number)  # type: ignore[arg-type]
+    assert begun == list(range(STARTS_PER_TURN))
     turns.end()
-    assert begun == list(range(2 * AT_A_TIME))
-    turnstile.pass_on("one more")  # type: ignore[arg-type]
+    assert begun == list(range(2 * STARTS_PER_TURN))
+    pacer.start("one more")  # type: ignore[arg-type]
     turns.end()
-    assert begun == [*range(2 * AT_A_TIME + 5), "one more"]
-    turnstile.pass_on("and another")  # type: ignore[arg-type]
+    assert begun == [*range(2 * STARTS_PER_TURN + 5), "one more"]
+    pacer.start("and another")  # type: ignore[arg-type]
     assert begun[-1] == "and another"
 
 
 def test_when_nobody_comes_no_turn_is_waited_for(turns: Turns) -> None:
     begun: list[Any] = []
-    turnstile = Turnstile(begun.append, None)
-    turnstile.pass_on(1)  # type: ignore[arg-type]
+    pacer = StartPacer(begun.append, None)
+    pacer.start(1)  # type: ignore[arg-type]
     assert len(turns.due) == 1
     turns.end()
     assert turns.due == []
-    turnstile.pass_on(2)  # type: ignore[arg-type]
+    pacer.start(2)  # type: ignore[arg-type]
     assert (begun, len(turns.due)) == ([1, 2], 1)
 
 
 def test_who_is_told_twice_while_waiting_begins_once(turns: Turns) -> None:
     begun: list[Any] = []
-    turnstile = Turnstile(begun.append, None)
-    for number in (*range(AT_A_TIME), "late", "late"):
-        turnstile.pass_on(number)  # type: ignore[arg-type]
+    pacer = StartPacer(begun.append, None)
+    for number in (*range(STARTS_PER_TURN), "late", "late"):
+        pacer.start(number)  # type: ignore[arg-type]
     turns.end()
     assert begun.count("late") == 1
 
@@ -80,11 +80,11 @@ def test_who_begins_another_from_within_its_start_waits_its_turn(turns: Turns) -
     def serve(incoming: Any) -> None:
         begun.append(incoming)
         if incoming < 50:
-            turnstile.pass_on(incoming + 1)
+            pacer.start(incoming + 1)
 
-    turnstile = Turnstile(serve, None)
-    turnstile.pass_on(0)  # type: ignore[arg-type]
-    assert len(begun) == AT_A_TIME
+    pacer = StartPacer(serve, None)
+    pacer.start(0)  # type: ignore[arg-type]
+    assert len(begun) == STARTS_PER_TURN
     while turns.due:
         turns.end()
     assert begun == list(range(51))
@@ -100,7 +100,7 @@ def test_a_body_is_not_for_who_has_left() -> None:
 def test_those_of_a_crowd_who_leave_before_their_turn_are_told_as_gone(tmp_path: Path) -> None:
     backend = Scripted()
     backend.play(answer_completion)
-    many, leaving = 5 * AT_A_TIME, range(4 * AT_A_TIME, 5 * AT_A_TIME)
+    many, leaving = 5 * STARTS_PER_TURN, range(4 * STARTS_PER_TURN, 5 * STARTS_PER_TURN)
     with gateway_with(tmp_path, backend) as gateway:
         clients = [Client(gateway.port) for _ in range(many)]
         for client in clients:  # all are let in, so that no accepting comes between
