@@ -37,13 +37,13 @@ from llmgw.gateway.account import Account
 from llmgw.gateway.answering import Answering
 from llmgw.gateway.attempt import Attempt
 from llmgw.gateway.backend_http import passed_headers
+from llmgw.gateway.client_options import timeout_s
 from llmgw.gateway.failed import Failed
 from llmgw.gateway.reading import read_request
 from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import find
 from llmgw.gateway.rules import apply_rules
 from llmgw.gateway.suited import unsuited
-from llmgw.gateway.wishes import longest_s
 from llmgw.values import Caller, Choice, Cost, Decision, Request
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class Exchange:
             )
         self.account.charged = decision.reservation
         if decision.tokens is not None:
-            gateway.outgrown.watch(self.account, request.prompt_tokens + output)
+            gateway.top_ups.watch(self.account, request.prompt_tokens + output)
 
     async def _forward(self, outgoing: Outgoing, request: Request) -> Attempt | None:
         """Try backends until one answers, within the budget. :return: as :meth:`_serve`."""
@@ -369,7 +369,7 @@ class Exchange:
     def _until_s(self) -> float:
         """When the request must be over; a client may lower the limit, never raise it."""
         total_s = self.gateway.config.timeouts.total_s
-        wanted_s = longest_s(self.incoming.head.headers)
+        wanted_s = timeout_s(self.incoming.head.headers)
         if wanted_s is not None and wanted_s < total_s:
             total_s = wanted_s
         return self.incoming.arrived_s + total_s

@@ -15,9 +15,9 @@ from llmgw.errors import PLUGIN_FAULTS, GatewayError
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
 from llmgw.gateway.holding import Holding
-from llmgw.gateway.outgrown import Outgrown
 from llmgw.gateway.recent import Recent
 from llmgw.gateway.request_ids import new_request_id
+from llmgw.gateway.top_ups import TopUps
 from llmgw.gateway.waiting import WaitingRoom
 from llmgw.values import Backend, Caps, Choice, Usage
 from llmgw.wire.coroutines import Task
@@ -172,7 +172,7 @@ class Gateway:
         self.waiting = WaitingRoom(self)
         self.recent = Recent()
         self.holding = Holding(self)
-        self.outgrown = Outgrown(self)
+        self.top_ups = TopUps(self)
         self.configure(config)
         self.use_router(router)
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from llmgw.core.hold import MOST_SIGNALS, Bounds, signal_every_s
 from llmgw.core.retry import retry_after
 from llmgw.errors import GatewayError, ModelLoading
+from llmgw.gateway.client_options import interim_kinds
 from llmgw.gateway.routes import OLLAMA
-from llmgw.gateway.wishes import signs_of_life
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,7 +215,7 @@ class _Signals:
 def _signals_of(exchange: Exchange, wait_s: float) -> _Signals | None:
     """What the client has asked for, if anything."""
     gateway, incoming, answering = exchange.gateway, exchange.incoming, exchange.answering
-    wanted = signs_of_life(incoming.head.headers)
+    wanted = interim_kinds(incoming.head.headers)
     every_s = signal_every_s(wait_s, gateway.config.hold.interim_s)
     route = answering.route
     if b"sse" in wanted and exchange.account.streaming and route is not None and route.errors != OLLAMA:

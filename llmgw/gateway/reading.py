@@ -1,4 +1,4 @@
-"""A request's body, and what the gateway must know of it before it can decide anything."""
+"""Reads a request's body, and from it what the gateway needs to decide anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmgw.core.duplicate_keys import duplicate_steps
 from llmgw.core.json_shape import Shape, shape_steps
 from llmgw.core.multipart import read_multipart
 from llmgw.errors import UnsupportedEncoding
-from llmgw.gateway import wishes
+from llmgw.gateway import client_options
 from llmgw.gateway.outgoing import Outgoing
 from llmgw.wire.coroutines import Future
 
@@ -29,16 +29,17 @@ LARGE_BYTES = 2 << 20
 
 
 async def read_request(gateway: Gateway, incoming: Incoming, route: Route, account: Account) -> Outgoing:
-    """Wait for the body, and read what it asks for.
+    """Wait for the body, and parse what it asks for.
 
-    :raise GatewayError: it is too large, compressed, or not what the route takes; or a
-        wish beside it cannot be read.
-        Cancelling only forgets the wait.
+    Cancelling only ends the wait.
+
+    :raise GatewayError: it is too large, compressed, or not what the route takes; or one
+        of the client's options is malformed.
     """
     headers = incoming.head.headers
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
         raise UnsupportedEncoding("request bodies must not be compressed")
-    wishes.verify(headers)
+    client_options.check(headers)
     body = incoming.body()
     if isinstance(body, Future):
         if incoming.head.expect_continue:
@@ -60,7 +61,7 @@ async def read_request(gateway: Gateway, incoming: Incoming, route: Route, accou
 
 
 async def _in_turns(gateway: Gateway, steps: Generator[None, None, T]) -> T:
-    """Judge a large body a step at a time, so that streams go on between."""
+    """Run ``steps`` one per turn of the event loop, so that streams go on in between."""
     while True:
         try:
             next(steps)

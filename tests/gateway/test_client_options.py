@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from harness import Answer, Gateway, Received, Scripted, answer_completion, chat_body, gateway_with, post
 
-from llmgw.gateway.wishes import longest_s, signs_of_life
+from llmgw.gateway.client_options import interim_kinds, timeout_s
 
 UNREADABLE = {
     "x-llmgw-timeout": [
@@ -97,9 +97,9 @@ def test_where_nothing_is_asked_of_a_backend_nothing_is_read(gateway: Gateway) -
     ],
 )
 def test_seconds_as_languages_print_them(value: bytes, seconds: float) -> None:
-    assert longest_s({b"x-llmgw-timeout": value}) == pytest.approx(seconds)
+    assert timeout_s({b"x-llmgw-timeout": value}) == pytest.approx(seconds)
 
 
 def test_words_are_a_list() -> None:
-    assert signs_of_life({}) == signs_of_life({b"x-llmgw-interim": b""}) == frozenset()
-    assert signs_of_life({b"x-llmgw-interim": b"102, SSE,"}) == {b"102", b"sse"}
+    assert interim_kinds({}) == interim_kinds({b"x-llmgw-interim": b""}) == frozenset()
+    assert interim_kinds({b"x-llmgw-interim": b"102, SSE,"}) == {b"102", b"sse"}

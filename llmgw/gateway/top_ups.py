@@ -1,10 +1,10 @@
-"""Streams that outgrow what was reserved for them pay while they run, not only at their end.
+"""Charges streams that exceed their reservation while they run, not only at their end.
 
-A request reserves its prompt and the output it may have, or a guess where it
-names none. Once a second whoever is past its reservation is charged
-:data:`STEP` tokens more, or several times that, so that a limit is not blind to a
-long stream until it ends. No stream is cut for it, and none is looked at with its
-chunks: the meter has counted them anyway.
+A request reserves tokens for its prompt and for the output it may have, or a guess where
+it sets no limit. Once a second every stream beyond its reservation is charged
+:data:`STEP` tokens more, or several times that, so that a long stream counts against its
+limits before it ends. No stream is cut for it, and it costs nothing per chunk: the meter
+has counted the tokens anyway.
 
 :source: ``behaviour.md`` section 6, "Tokens".
 """
@@ -25,8 +25,8 @@ STEP = 256
 EVERY_S = 1.0
 
 
-class Outgrown:
-    """Requests at work whose tokens are limited.
+class TopUps:
+    """The running requests that a token limit applies to.
 
     :ivar deadline_s: when they are looked at next, for the sweep.
     """
@@ -40,9 +40,9 @@ class Outgrown:
         return len(self._reserved)
 
     def watch(self, account: Account, reserved: int) -> None:
-        """From now until its account is closed.
+        """Top the request up from now until its account is closed.
 
-        :param reserved: tokens that it was charged.
+        :param reserved: tokens charged so far.
         """
         self._reserved[account] = reserved
         if self.deadline_s == NEVER:
@@ -51,7 +51,7 @@ class Outgrown:
             gateway.sweep.add(self)
 
     def expired(self, now_s: float) -> None:
-        """Look at all of them. Those that are over go."""
+        """From the sweep: look at all of them, and drop those that have ended."""
         gateway = self._gateway
         top_up = getattr(gateway.limiter, "top_up", None)
         for account, reserved in list(self._reserved.items()):

@@ -1,7 +1,7 @@
-"""What a client asks of the gateway itself, by ``x-llmgw-`` headers of its request.
+"""Options that a client sets for its request by ``x-llmgw-`` headers.
 
-A wish that cannot be read is refused before the body is: who meant 20 seconds
-and wrote ``20s`` must not find out from a call that takes half an hour.
+An option that cannot be parsed is refused before the body is read: a client that meant
+20 seconds and sent ``20s`` must not find out from a call that takes half an hour.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 TIMEOUT = b"x-llmgw-timeout"
 INTERIM = b"x-llmgw-interim"
-INTERIM_WORDS = frozenset({b"102", b"sse"})
+INTERIM_KINDS = frozenset({b"102", b"sse"})
 
 _seconds = re.compile(rb"(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20})").fullmatch
-"""Room for what other languages print of a fraction, such as 0.30000000000000004."""
+"""As many digits as languages print of a fraction, such as 0.30000000000000004."""
 
 
-def verify(headers: Mapping[bytes, bytes]) -> None:
-    """:raise InvalidRequest: a wish is not of the form that is read."""
+def check(headers: Mapping[bytes, bytes]) -> None:
+    """:raise InvalidRequest: an option is malformed."""
     if TIMEOUT in headers:
-        longest_s(headers)
+        timeout_s(headers)
     if INTERIM in headers:
-        signs_of_life(headers)
+        interim_kinds(headers)
 
 
-def longest_s(headers: Mapping[bytes, bytes]) -> float | None:
-    """The longest that the client will wait, in seconds, above 0; ``None``: it does not say.
+def timeout_s(headers: Mapping[bytes, bytes]) -> float | None:
+    """The longest that the client will wait, in seconds, above 0; ``None`` if it does not say.
 
-    :raise InvalidRequest: it is no such number.
+    :raise InvalidRequest: it is not such a number.
     """
     value = headers.get(TIMEOUT)
     if value is None:
@@ -46,15 +46,15 @@ def longest_s(headers: Mapping[bytes, bytes]) -> float | None:
     return wanted_s
 
 
-def signs_of_life(headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
-    """Which of :data:`INTERIM_WORDS` the client takes while it is held.
+def interim_kinds(headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
+    """The signs of life, of :data:`INTERIM_KINDS`, that the client accepts while it is held.
 
-    :raise InvalidRequest: another word is among them.
+    :raise InvalidRequest: anything else is among them.
     """
     value = headers.get(INTERIM)
     if value is None:
         return frozenset()
     wanted = frozenset(word for word in (each.strip().lower() for each in value.split(b",")) if word)
-    if not wanted <= INTERIM_WORDS:
+    if not wanted <= INTERIM_KINDS:
         raise InvalidRequest("x-llmgw-interim must be 102, sse, or both", param="x-llmgw-interim")
     return wanted

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
-from llmgw.gateway.outgrown import STEP, Outgrown
+from llmgw.gateway.top_ups import STEP, TopUps
 from llmgw.values import Usage
 from llmgw.wire.sweep import NEVER, Sweep
 
@@ -37,7 +37,7 @@ class House:
         )
         self.gateway = gateway
         gateway.sweep.start()
-        self.outgrown = Outgrown(gateway)
+        self.top_ups = TopUps(gateway)
 
     def _failed(self) -> None:
         self.faults += 1
@@ -45,7 +45,7 @@ class House:
     def watch(self, reserved: int, output: int | None) -> Stream:
         stream = Stream()
         stream.usage = None if output is None else Usage(100, 0, output)
-        self.outgrown.watch(stream, reserved)  # type: ignore[arg-type]
+        self.top_ups.watch(stream, reserved)  # type: ignore[arg-type]
         return stream
 
 
@@ -69,7 +69,7 @@ def test_who_is_over_is_forgotten_and_nobody_is_looked_at_while_there_is_none() 
     stream = house.watch(10, 500)
     stream.charged = None
     house.clock.pump([0.25] * 5)
-    assert (len(house.outgrown), house.outgrown.deadline_s, house.paid) == (0, NEVER, [])
+    assert (len(house.top_ups), house.top_ups.deadline_s, house.paid) == (0, NEVER, [])
     house.watch(10, 500)
     house.clock.pump([0.25] * 5)
     assert len(house.paid) == 1
@@ -89,4 +89,4 @@ def test_a_limiter_without_top_ups_and_one_that_raises() -> None:
     house.watch(10, 500)
     house.clock.pump([0.25] * 12)
     assert house.faults == 1
-    assert len(house.outgrown) == 1
+    assert len(house.top_ups) == 1
