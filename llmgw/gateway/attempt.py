@@ -27,7 +27,7 @@ from llmgw.gateway.backend_http import (
 from llmgw.gateway.failed import Failed
 from llmgw.gateway.verdicts import COLLECTED, judge, refused, unfit, verdict
 from llmgw.values import Choice, Request
-from llmgw.wire.relay import Assembly, CappedRelay, Relay
+from llmgw.wire.relay import AssemblingSink, Relay
 from llmgw.wire.sink import UpstreamFault
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ class Attempt:
             None if strip else head.content_length,
             streamed=streamed or meter.kind == "ndjson",
         )
-        most = self.outgoing.response_bytes
-        relay = (Relay if most is None else CappedRelay)(
+        self.relay = Relay(
             self.incoming,
             connection,
             meter,
@@ -176,12 +175,10 @@ class Attempt:
             until_s=self.until_s,
             strip=UsageStripper() if strip and streamed else None,
             heartbeat_s=gateway.config.timeouts.heartbeat_s if streamed else 0.0,
+            limit_bytes=self.outgoing.response_bytes,
             sweep=gateway.sweep,
         )
-        if most is not None and isinstance(relay, CappedRelay):
-            relay.limit_bytes = most
-        self.relay = relay
-        connection.deliver(relay)
+        connection.deliver(self.relay)
 
     async def relayed(self) -> None:
         """Wait until all of the answer has been passed on, and say what its end means.
@@ -214,7 +211,7 @@ class Attempt:
         """Gather a stream into the one answer that the client asked for."""
         gateway, account = self.gateway, self.account
         assembler = Assembler(self.outgoing.route.dialect, return_tokens=self.outgoing.ask.return_tokens)
-        assembly = Assembly(
+        sink = AssemblingSink(
             connection,
             meter,
             self.lease,
@@ -222,9 +219,9 @@ class Attempt:
             gaps=gateway.metrics.gaps(account.target, account.backend or ""),
             until_s=self.until_s,
         )
-        connection.deliver(assembly)
+        connection.deliver(sink)
         try:
-            fault = await assembly.done
+            fault = await sink.done
         except CancelledError:
             self._finish_lease(meter, ok=True, reason="client_gone")
             raise

@@ -12,7 +12,7 @@ import msgspec
 from llmgw import __version__
 from llmgw.errors import GatewayError, ResponseTooLarge, UpstreamError, UpstreamTimeout
 from llmgw.wire.incoming import header_lines
-from llmgw.wire.relay import Collected
+from llmgw.wire.relay import BodyCollector
 from llmgw.wire.sink import UpstreamFault
 
 if TYPE_CHECKING:
@@ -197,12 +197,12 @@ async def collect(connection: UpstreamConnection) -> bytes:
 
     :raise UpstreamFault: it was cut, or is longer than :data:`ERROR_BODY_BYTES`.
     """
-    collected = Collected(connection, ERROR_BODY_BYTES)
-    connection.deliver(collected)
-    fault = await collected.done
+    collector = BodyCollector(connection, ERROR_BODY_BYTES)
+    connection.deliver(collector)
+    fault = await collector.done
     if fault is not None:
         raise fault
-    return collected.body
+    return collector.body
 
 
 def error_of(fault: UpstreamFault, model: str) -> GatewayError:

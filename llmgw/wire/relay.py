@@ -1,8 +1,8 @@
-"""From the backend's socket to the client's, with the meter looking on.
+"""The sinks of responses: from the backend's socket to the client's, past the meter.
 
-A sink here does three things with each read: show it to the meter, tell the
-lease what the meter found, and pass the bytes on as they came. Nothing in it
-waits, allocates a timer, or logs.
+A metered sink does three things with each read: show it to the meter, tell the lease
+what the meter found, and forward the bytes as they came. Nothing here waits, creates a
+timer, or logs.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from llmgw.wire.upstream import UpstreamConnection
 
 DONE_GRACE_S = 1.0
-"""After the stream's own last event the backend has this long to end its body."""
+"""Time in which the backend must end its body after the stream's last event."""
 PING = b": ping\n"
 
 
-class Watched:
-    """What every sink of a metered response has.
+class MeteredSink:
+    """The base of all sinks whose response is metered.
 
-    :param gaps: takes the seconds between two reads of a stream.
+    :param gaps: the histogram of seconds between two reads of a stream.
     :param until_s: monotonic time by which the whole response must be over.
     :ivar done: fires with ``None`` at the body's end, or with the
         :class:`UpstreamFault` that cut it. Cancelling closes the backend's connection.
@@ -60,7 +60,7 @@ class Watched:
         self._closing = False
 
     def received(self, data: bytes, now_s: float, last: bool) -> None:
-        """A read of the backend's socket."""
+        """Body bytes of one read. See :class:`~llmgw.wire.sink.Sink`."""
         meter = self.meter
         meter.feed(data, now_s)
         if self.last_s:
@@ -73,14 +73,17 @@ class Watched:
         if meter.closed and not self._closing:
             self._closing = True
             self.connection.end_by(now_s + DONE_GRACE_S)
-        self.passed(data, last)
+        self.forward(data, last)
 
-    def passed(self, data: bytes, last: bool) -> None:
-        """Pass ``data`` on; for subclasses."""
+    def forward(self, data: bytes, last: bool) -> None:
+        """Do with ``data`` what the sink is for.
+
+        :param last: as in :meth:`received`.
+        """
         raise NotImplementedError
 
     def flush(self) -> None:
-        """The backend is silent for now."""
+        """The backend has sent all it has for now."""
 
     def ended(self) -> None:
         """The body is complete."""
@@ -88,7 +91,7 @@ class Watched:
         self._fire(None)
 
     def failed(self, fault: UpstreamFault) -> None:
-        """The body is cut; after the stream's own last event that is no loss."""
+        """The body was cut off; after the stream's last event nothing is lost by that."""
         if self.meter.closed:
             self.ended()
         else:
@@ -101,16 +104,17 @@ class Watched:
         self.connection.abort()
 
 
-class Relay(Watched):
-    """Passes a response on, and the client's pace back.
+class Relay(MeteredSink):
+    """Forwards a response to the client, and the client's back-pressure to the backend.
 
-    :param strip: takes out the usage event that the client did not ask for.
-    :param heartbeat_s: silence after which a streaming client is sent a comment;
+    :param strip: removes the usage event that the client did not ask for.
+    :param heartbeat_s: seconds of silence after which a streaming client is sent a comment;
         0 for never. Only between events, and only while the backend is connected.
+    :param limit_bytes: the largest body that the client may get; ``None`` for no limit.
     :cvar fast_path: typical reads may take the :mod:`.fast_path`.
     """
 
-    __slots__ = ("_paced", "_sweep", "deadline_s", "heartbeat_s", "incoming", "strip")
+    __slots__ = ("_left_bytes", "_paced", "_sweep", "deadline_s", "heartbeat_s", "incoming", "strip")
 
     fast_path = True
 
@@ -125,12 +129,14 @@ class Relay(Watched):
         until_s: float,
         strip: UsageStripper | None = None,
         heartbeat_s: float = 0.0,
+        limit_bytes: int | None = None,
         sweep: Sweep | None = None,
     ) -> None:
         super().__init__(connection, meter, lease, gaps=gaps, until_s=until_s)
         self.incoming = incoming
         self.strip = strip
         self.heartbeat_s = heartbeat_s
+        self._left_bytes = limit_bytes
         self._sweep = sweep if heartbeat_s else None
         self._paced = False
         self.deadline_s = NEVER
@@ -138,13 +144,19 @@ class Relay(Watched):
             self.deadline_s = connection.clock() + heartbeat_s
             self._sweep.add(self)
 
-    def passed(self, data: bytes, last: bool) -> None:
+    def forward(self, data: bytes, last: bool) -> None:
+        if self._left_bytes is not None:
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                self.connection.abort()
+                self._fire(UpstreamFault("response_limit", "the answer is larger than it may be"))
+                return
         if self.strip is not None:
             data = self.strip.feed(data)
             if last:
                 data += self.strip.end()
             if not data:
-                self.incoming.flush()  # the head does not wait for an event that is held
+                self.incoming.flush()  # the head does not wait for an event that is held back
                 return
         if last:
             self.incoming.hold(data)
@@ -153,7 +165,7 @@ class Relay(Watched):
         if not self._paced:
             self._paced = True
             self.incoming.stream_from(self.connection)
-            if self.fast_path and self.incoming.is_chunked:
+            if self.fast_path and self._left_bytes is None and self.incoming.is_chunked:
                 self.connection.open_fast_path(self)
         if self._sweep is not None:
             self.deadline_s = self.connection.clock() + self.heartbeat_s
@@ -164,7 +176,7 @@ class Relay(Watched):
     def ended(self) -> None:
         rest = b"" if self.strip is None else self.strip.end()
         if rest:
-            self.incoming.send(rest)  # the body's end came in a read of its own
+            self.incoming.send(rest)  # the end of the body came in a read of its own
         super().ended()
 
     def expired(self, now_s: float) -> None:
@@ -174,7 +186,7 @@ class Relay(Watched):
             return
         self.deadline_s = now_s + self.heartbeat_s
         meter = self.meter
-        # Nor between a CR and the LF that may belong to it.
+        # Also not between a CR and the LF that may belong to it.
         if meter.at_line_start and not meter.cut_in_event and not self.connection.lost:
             self.incoming.send(PING)
 
@@ -189,26 +201,8 @@ class Relay(Watched):
         super()._cancelled()
 
 
-class CappedRelay(Relay):
-    """A :class:`Relay` of an answer that may have ``limit_bytes`` of body.
-
-    Set :attr:`limit_bytes` before it gets anything.
-    """
-
-    fast_path = False
-    limit_bytes = 0
-
-    def passed(self, data: bytes, last: bool) -> None:
-        self.limit_bytes -= len(data)
-        if self.limit_bytes < 0:
-            self.connection.abort()
-            self._fire(UpstreamFault("response_limit", "the answer is larger than it may be"))
-            return
-        super().passed(data, last)
-
-
-class Assembly(Watched):
-    """Puts a streamed answer together for a client that did not ask for a stream."""
+class AssemblingSink(MeteredSink):
+    """Assembles a streamed response for a client that did not ask for a stream."""
 
     def __init__(
         self,
@@ -223,12 +217,15 @@ class Assembly(Watched):
         super().__init__(connection, meter, lease, gaps=gaps, until_s=until_s)
         self.assembler = assembler
 
-    def passed(self, data: bytes, last: bool) -> None:
+    def forward(self, data: bytes, last: bool) -> None:
         self.assembler.feed(data)
 
 
-class Collected:
-    """Takes a short body whole, such as an error's; gives up over ``limit_bytes``."""
+class BodyCollector:
+    """Collects a short body, such as that of an error; fails above ``limit_bytes``.
+
+    :ivar done: as of :class:`MeteredSink`.
+    """
 
     def __init__(self, connection: UpstreamConnection, limit_bytes: int) -> None:
         self._connection = connection
@@ -243,7 +240,7 @@ class Collected:
         return b"".join(self._parts)
 
     def received(self, data: bytes, now_s: float, last: bool) -> None:
-        """More of it."""
+        """See :class:`~llmgw.wire.sink.Sink`; so for the others."""
         self._size += len(data)
         if self._size > self._limit_bytes:
             self._connection.abort()
@@ -252,12 +249,12 @@ class Collected:
         self._parts.append(data)
 
     def flush(self) -> None:
-        """Nothing to do."""
+        """There is nothing to flush."""
 
     def ended(self) -> None:
-        """All of it is here."""
+        """The body is complete."""
         self.done.fire(None)
 
     def failed(self, fault: UpstreamFault) -> None:
-        """It was cut."""
+        """The body was cut off."""
         self.done.fire(fault)

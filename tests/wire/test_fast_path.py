@@ -15,7 +15,7 @@ from llmgw.core.http import DEFAULT_LIMITS
 from llmgw.core.meter import Meter
 from llmgw.core.response_reader import ResponseMemo
 from llmgw.core.sse import UsageStripper
-from llmgw.wire.relay import CappedRelay, Relay
+from llmgw.wire.relay import Relay
 from llmgw.wire.upstream import UpstreamConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -48,7 +48,7 @@ class Answer:
         self.wire = b""
         self.sent_bytes = 0
         self.gone = False
-        self.short_way = 0
+        self.fast_path_reads = 0
 
     def send(self, data: bytes) -> None:
         self.hold(data)
@@ -59,7 +59,7 @@ class Answer:
             self.wire += b"%x\r\n%b\r\n" % (len(data), data)
 
     def send_framed(self, data: bytes, size: int) -> None:
-        self.short_way += 1
+        self.fast_path_reads += 1
         self.sent_bytes += size
         self.wire += data
 
@@ -73,7 +73,9 @@ class Answer:
 class Stream:
     """One backend's stream on its way to an :class:`Answer`."""
 
-    def __init__(self, *, strip: bool = False, heartbeat_s: float = 0.0, kind: type[Relay] = Relay) -> None:
+    def __init__(
+        self, *, strip: bool = False, heartbeat_s: float = 0.0, limit_bytes: int | None = None
+    ) -> None:
         self.now_s = 100.0
         pool: Any = SimpleNamespace(
             clock=lambda: self.now_s,
@@ -93,7 +95,7 @@ class Stream:
         self.answer = Answer()
         self.connection.dataReceived(HEAD)
         self.meter.begin(200, b"text/event-stream", self.now_s)
-        self.relay = kind(
+        self.relay = Relay(
             self.answer,  # type: ignore[arg-type]
             self.connection,
             self.meter,
@@ -102,10 +104,9 @@ class Stream:
             until_s=700.0,
             strip=UsageStripper() if strip else None,
             heartbeat_s=heartbeat_s,
+            limit_bytes=limit_bytes,
             sweep=pool.sweep,
         )
-        if isinstance(self.relay, CappedRelay):
-            self.relay.limit_bytes = 1 << 20
         self.connection.deliver(self.relay)
 
     def read(self, data: bytes, at_s: float) -> None:
@@ -175,22 +176,22 @@ def test_both_ways_leave_the_same_behind(seed: int, monkeypatch: pytest.MonkeyPa
             short.read(data, at_s)
             patched.setattr(Relay, "fast_path", False)
             assert short.told() == general.told(), data
-    assert general.answer.short_way == 0
-    assert short.answer.short_way > 0
+    assert general.answer.fast_path_reads == 0
+    assert short.answer.fast_path_reads > 0
 
 
 def test_a_stream_of_usual_events_takes_it_from_the_third_on() -> None:
     """The first tells the first token's time; the general path has then to see that it may."""
     stream = Stream(strip=True)
     stream.read_usual(10)
-    assert stream.answer.short_way == 9
+    assert stream.answer.fast_path_reads == 9
     assert stream.gaps == [1.0] * 9
 
 
 def test_not_where_an_answer_may_have_so_many_bytes_only() -> None:
-    stream = Stream(kind=CappedRelay)
+    stream = Stream(limit_bytes=1 << 20)
     stream.read_usual(5)
-    assert stream.answer.short_way == 0
+    assert stream.answer.fast_path_reads == 0
 
 
 def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
@@ -201,7 +202,7 @@ def test_nothing_is_sent_to_a_client_that_has_gone() -> None:
     assert stream.answer.wire.count(b"data: ") == 3
 
 
-def test_a_fault_of_ours_on_the_short_way_does_not_leave_the_client_waiting(
+def test_a_fault_of_ours_on_the_fast_path_does_not_leave_the_client_waiting(
     expected_failures: Callable[..., list[Failure]],
 ) -> None:
     stream = Stream()
@@ -212,7 +213,7 @@ def test_a_fault_of_ours_on_the_short_way_does_not_leave_the_client_waiting(
     assert len(expected_failures(TypeError)) == 1
 
 
-def test_silence_counts_from_the_last_event_on_the_short_way() -> None:
+def test_silence_counts_from_the_last_event_on_the_fast_path_reads() -> None:
     stream = Stream(heartbeat_s=1.0)
     stream.read_usual(4)
     connection, relay = stream.connection, stream.relay
@@ -230,10 +231,10 @@ def test_silence_counts_from_the_last_event_on_the_short_way() -> None:
     assert relay.done.done
 
 
-def test_no_read_takes_the_short_way_after_the_stream() -> None:
+def test_no_read_takes_the_fast_path_reads_after_the_stream() -> None:
     stream = Stream()
     stream.read_usual(4)
     stream.read(b"0\r\n\r\n", 105.0)
-    short = stream.answer.short_way
+    short = stream.answer.fast_path_reads
     stream.read(USUAL, 106.0)
-    assert stream.answer.short_way == short
+    assert stream.answer.fast_path_reads == short
