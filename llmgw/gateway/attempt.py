@@ -1,8 +1,8 @@
-"""One attempt at one backend: ask, judge what comes back, and relay it.
+"""One attempt at one backend: send the request, judge the response, and relay it.
 
-An :class:`Attempt` ends in one of two ways: the client was answered, or nothing
-was sent yet and somebody else may try (:class:`Failed`). Either way the lease has
-been told what the attempt says about the backend.
+An :class:`Attempt` ends in one of two ways: the client has been answered, or nothing was
+sent yet and another backend may be tried (:class:`Failed`). Either way the lease has been
+told what the attempt says about the backend.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llmgw.core.sse import UsageStripper
 from llmgw.errors import GatewayError, UpstreamError
 from llmgw.gateway.backend_http import (
     Deadlines,
-    ask,
-    collect,
     error_of,
-    is_coded,
+    is_encoded,
     passed_headers,
+    read_body,
+    send_request,
 )
 from llmgw.gateway.failed import Failed
 from llmgw.gateway.verdicts import COLLECTED, judge, refused, unfit, verdict
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from llmgw.wire.upstream import UpstreamConnection
 
 UNSENT = frozenset({"refused", "connect", "dns", "tls", "timeout_connect"})
-"""Faults before a connection stood: no backend has seen the request."""
+"""Faults before a connection was established: no backend has seen the request."""
 STREAM_HEADERS = (b"content-type", b"cache-control")
-"""Headers of a stream that are wrong for the answer put together from it."""
+"""Headers of a stream that are wrong for the answer assembled from it."""
 
 
 class Attempt:
@@ -66,7 +66,7 @@ class Attempt:
     )
 
     relay: Relay
-    """Once the answer is being relayed; then there is no ``outgoing`` any more."""
+    """Set once the answer is being relayed; ``outgoing`` has been deleted then."""
 
     def __init__(
         self,
@@ -93,9 +93,10 @@ class Attempt:
         self.llama_server = gateway.kind_of(upstream) == "llama-server"
 
     async def run(self) -> Failed | Attempt | None:
-        """Ask the backend.
+        """Ask the backend. Cancelling closes its connection.
 
-        :return: ``None`` when the client was answered; itself when that goes on, see :meth:`relayed`.
+        :return: ``None`` if the client has been answered; itself if the answer is being relayed,
+            see :meth:`relayed`.
         """
         gateway, account, lease = self.gateway, self.account, self.lease
         assembles = self._assembles()
@@ -104,15 +105,15 @@ class Attempt:
         if account.sent_s is None:
             account.sent_s = gateway.clock()
         try:
-            connection, head = await ask(
+            connection, head = await send_request(
                 self.upstream.pool, partial(self._written, assembled, strip), self._deadlines()
             )
             if head.status in COLLECTED:
-                return judge(self, head, await collect(connection))
+                return judge(self, head, await read_body(connection))
             if head.status == 400 and self.llama_server:
-                return refused(self, head, await collect(connection))
+                return refused(self, head, await read_body(connection))
             if self.answering.opened and not _is_stream(head):
-                return unfit(self, head, await collect(connection))
+                return unfit(self, head, await read_body(connection))
         except UpstreamFault as fault:
             ok, reason = verdict(self, fault)
             lease.finish(gateway.clock(), ok, reason, refused=reason == "refused")
@@ -125,22 +126,22 @@ class Attempt:
             connection.abort()
             lease.finish(gateway.clock(), ok=True, reason="response_limit")
             return Failed(error_of(UpstreamFault("response_limit"), self.request.model))
-        ask_ = self.outgoing.ask
-        meter = Meter(self.outgoing.route.dialect, prompts=ask_.prompts, n=ask_.n)
-        readable = assembled or not is_coded(head)
+        ask = self.outgoing.ask
+        meter = Meter(self.outgoing.route.dialect, prompts=ask.prompts, n=ask.n)
+        readable = assembled or not is_encoded(head)
         meter.begin(head.status, head.get(b"content-type") if readable else None, gateway.clock())
         account.meter = meter
         if assembles and head.status == 200 and meter.kind == "sse":
             return await self._assemble(connection, head, meter)
         self._begin_relay(connection, head, meter, strip=strip)
-        # From here on nobody else is asked: a long answer need not hold its prompt.
+        # No other backend will be asked from here on: a long answer need not keep its prompt in memory.
         self.outgoing.forget()
         del self.outgoing
         self.incoming.forget_body()
         return self
 
     def _written(self, assembled: bool, usage: bool) -> tuple[bytes, bytes]:
-        """The request as this backend is to get it."""
+        """The request as this backend gets it, see :meth:`Outbound.request`."""
         outgoing, account = self.outgoing, self.account
         return self.upstream.outbound.request(
             outgoing.route.upstream,
@@ -156,7 +157,7 @@ class Attempt:
     def _begin_relay(
         self, connection: UpstreamConnection, head: ResponseHead, meter: Meter, *, strip: bool
     ) -> None:
-        """Pass the response on as it comes."""
+        """Start forwarding the response as it comes."""
         gateway, account, answering = self.gateway, self.account, self.answering
         status = head.status
         streamed = meter.kind == "sse"
@@ -181,7 +182,7 @@ class Attempt:
         connection.deliver(self.relay)
 
     async def relayed(self) -> None:
-        """Wait until all of the answer has been passed on, and say what its end means.
+        """Wait until all of the answer has been forwarded, and record how it ended.
         Cancelling closes the backend's connection."""
         account, relay = self.account, self.relay
         meter = relay.meter
@@ -192,7 +193,7 @@ class Attempt:
             if not (self.incoming.gone and meter.closed):
                 self._finish_lease(meter, ok=True, reason="client_gone")
                 raise
-            # It has the last event, and did not wait for the end: openai's client for Python does so.
+            # It left with the last event, before the end of the body, as OpenAI's Python client does.
             fault = None
         if fault is None:
             self._finish_lease(meter, ok=True, reason="done" if status < 400 else f"status_{status}")
@@ -208,7 +209,7 @@ class Attempt:
     async def _assemble(
         self, connection: UpstreamConnection, head: ResponseHead, meter: Meter
     ) -> Failed | None:
-        """Gather a stream into the one answer that the client asked for."""
+        """Assemble a stream into the single answer that the client asked for."""
         gateway, account = self.gateway, self.account
         assembler = Assembler(self.outgoing.route.dialect, return_tokens=self.outgoing.ask.return_tokens)
         sink = AssemblingSink(
@@ -252,17 +253,17 @@ class Attempt:
         return None
 
     def _error(self, fault: UpstreamFault) -> GatewayError:
-        """What the client is told of ``fault``; a malformed response is the operator's affair too."""
+        """The error for the client; a malformed response is also logged for the operator."""
         if fault.reason == "framing":
             self.gateway.warn_of_framing(self.choice.backend.id, fault.detail)
         return error_of(fault, self.request.model)
 
-    # --- how it is asked ---
+    # --- how the backend is asked ---
 
     def _assembles(self) -> bool:
-        """Whether a stream is put together for the client, who asked for none. Such a call goes
-        to a llama-server as a stream, if a stream can tell it all: only so does the server
-        notice at once that its client has left."""
+        """Whether the backend is asked for a stream that is assembled for the client, who did not
+        ask for one. A llama-server notices at once that its client has left only while it
+        streams."""
         outgoing = self.outgoing
         return (
             self.llama_server
@@ -272,20 +273,20 @@ class Attempt:
         )
 
     def _slot(self) -> int | None:
-        """The slot that the router wants, where it can be asked for. The server waits for
-        that one though another may be free, so none is asked for otherwise."""
+        """The slot that the router chose, if the backend can be asked for it. The server waits for
+        that slot even if another is free, so otherwise none is asked for."""
         slot = self.choice.slot
         if slot is None or not self.llama_server or not self.gateway.config.admission.slot_choice:
             return None
         return slot if self.outgoing.takes_slot() else None
 
     def _asks_usage(self) -> bool:
-        """Token limits need the real usage, and this backend tells it only when asked."""
-        ask_ = self.outgoing.ask
+        """Whether to ask for usage: token limits need it, and this backend sends it only on request."""
+        ask = self.outgoing.ask
         return (
             not self.llama_server
-            and ask_.stream
-            and not ask_.include_usage
+            and ask.stream
+            and not ask.include_usage
             and self.outgoing.route.dialect in ("chat", "completion")
             and self.answering.counts_tokens()
         )

@@ -1,4 +1,4 @@
-"""How a backend is spoken to: what a request carries, and what of an answer passes."""
+"""HTTP with a backend: what a request carries, and which of a response's headers pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ERROR_BODY_BYTES = 1 << 20
 TIMED_OUT = 408
 LONG_BODY_BYTES = 1 << 17
-"""A request body over this is not copied behind its head, but sent by itself."""
+"""A request body longer than this is not appended to the head, but sent by itself."""
 PASSED_ON = (
     b"accept",
     b"traceparent",
@@ -35,10 +35,10 @@ PASSED_ON = (
     b"anthropic-beta",
     b"idempotency-key",
 )
-"""The only headers of a client that reach a backend, beside ``content-type``."""
+"""The only headers of a client that reach a backend, besides ``content-type``."""
 
 _CREDENTIALS = frozenset(("api_key", "api-key", "apikey", "key", "access_token", "token"))
-"""Parameters of a query that keys are sent in, in whatever letters."""
+"""Query parameters that credentials are sent in; case does not matter."""
 
 _TRACEPARENT = re.compile(rb"(?m)^traceparent: .*\r\n")
 _AGENT = b"llmgw/" + __version__.encode("ascii")
@@ -53,10 +53,17 @@ KEPT_BACK = HOP_BY_HOP | frozenset(
     b"server date set-cookie set-cookie2 x-powered-by x-request-id via alt-svc "
     b"strict-transport-security location content-location refresh".split()
 )
-"""Headers of a backend that never reach a client: it must not follow one to a backend, for instance."""
-FAMILIES = (b"x-llmgw-", b"access-control-", b"x-forwarded-", b"x-accel-", b"x-sendfile", b"x-lighttpd-send")
-"""Beginnings of others. The last three are orders to a proxy in front, which would send what it
-has itself in place of the answer."""
+"""Headers of a backend that never reach a client; it must not follow a ``location`` to a backend, for one."""
+KEPT_BACK_PREFIXES = (
+    b"x-llmgw-",
+    b"access-control-",
+    b"x-forwarded-",
+    b"x-accel-",
+    b"x-sendfile",
+    b"x-lighttpd-send",
+)
+"""Prefixes of others. The last three are instructions to a proxy in front, which would send
+something of its own in place of the answer."""
 
 
 class Outbound:
@@ -73,7 +80,7 @@ class Outbound:
         default_port = 443 if parts.scheme == "https" else 80
         if parts.port is not None and parts.port != default_port:
             authority += f":{parts.port}"
-        # A coded answer could not be read on its way (RFC 9110 section 12.5.3: saying nothing allows it).
+        # The meter could not read a compressed answer (RFC 9110 section 12.5.3: no header would allow it).
         fixed = [
             (b"host", authority.encode("ascii")),
             (b"user-agent", _AGENT),
@@ -93,12 +100,12 @@ class Outbound:
         body: bytes,
         traceparent: bytes | None = None,
     ) -> tuple[bytes, bytes]:
-        """A whole request, written anew from an allow-list, never copied.
+        """The bytes of a whole request, made from an allow-list, never copied from the client's.
 
         :param path: the backend's path.
         :param head: the client's, for its query and the few headers that pass.
-        :param traceparent: in place of the client's.
-        :return: what is sent first, and the body if it is long, else ``b""``.
+        :param traceparent: replaces the client's.
+        :return: what is sent first; and the body by itself if it is long, else ``b""``.
         """
         long = len(body) > LONG_BODY_BYTES
         begin: bytes | None = head.cache.get(self._place)
@@ -115,7 +122,7 @@ class Outbound:
         return first, body if long else b""
 
     def _begin(self, path: str, head: RequestHead, content_type: bytes) -> bytes:
-        """Everything up to what differs between requests of the same head."""
+        """The part of the head that is the same for all requests with the client's head ``head``."""
         target, query = self.base + path, head.query
         if query:
             query = _without_credentials(query)
@@ -131,7 +138,7 @@ class Outbound:
 
 
 def _without_credentials(query: str) -> str:
-    """The rest as it came; names are compared as a backend may read them, escapes decoded."""
+    """``query`` without credentials. Names are compared as a backend may read them, percent-decoded."""
     return "&".join(
         each
         for each in query.split("&")
@@ -148,18 +155,18 @@ class Deadlines(msgspec.Struct, frozen=True):
     until_s: float
 
 
-async def ask(
+async def send_request(
     pool: Pool, write: Callable[[], tuple[bytes, bytes]], deadlines: Deadlines
 ) -> tuple[UpstreamConnection, ResponseHead]:
-    """Send a request, and wait for the response head.
+    """Send a request, and wait for the response head. Cancelling closes the connection.
 
-    A kept connection that the backend closed without a byte is replaced by a
-    fresh one, once: nobody has seen the request (RFC 9112 section 9.3.1). So is one
-    that had its 408 when the request was on its way (RFC 9110 section 15.5.9).
+    If the backend closed a kept connection without sending a byte, the request is sent again
+    once, on a new connection: nobody has seen it (RFC 9112 section 9.3.1). So it is if a 408
+    crossed the request on such a connection (RFC 9110 section 15.5.9).
 
-    :param write: makes the request, see :meth:`Outbound.request`. What it made is not kept
-        while the answer is waited for: that may take minutes, and it is as long as the prompt.
-    :raise UpstreamFault: what went wrong. Cancelling closes the connection.
+    :param write: makes the request, see :meth:`Outbound.request`. Its result is as long as the
+        prompt, and is not kept while the response is waited for, which may take minutes.
+    :raise UpstreamFault: what went wrong.
     """
     may_be_kept = True
     while True:
@@ -192,10 +199,10 @@ async def ask(
         may_be_kept = False
 
 
-async def collect(connection: UpstreamConnection) -> bytes:
-    """The whole of a short body.
+async def read_body(connection: UpstreamConnection) -> bytes:
+    """The whole of a short body. Cancelling closes the connection.
 
-    :raise UpstreamFault: it was cut, or is longer than :data:`ERROR_BODY_BYTES`.
+    :raise UpstreamFault: it was cut off, or is longer than :data:`ERROR_BODY_BYTES`.
     """
     collector = BodyCollector(connection, ERROR_BODY_BYTES)
     connection.deliver(collector)
@@ -206,7 +213,7 @@ async def collect(connection: UpstreamConnection) -> bytes:
 
 
 def error_of(fault: UpstreamFault, model: str) -> GatewayError:
-    """What the client is told of a fault; never where the backend is."""
+    """The error that tells the client of ``fault``; it never says where the backend is."""
     reason = fault.reason
     if reason.startswith("timeout") and reason != "timeout_connect":
         return UpstreamTimeout(f"the backend of {model!r} did not answer in time ({reason})")
@@ -224,20 +231,21 @@ def passed_headers(head: ResponseHead) -> list[tuple[bytes, bytes]]:
     if nominated:
         drop = drop | {token.strip().lower() for token in nominated.split(b",")}
     return [
-        (name, value) for name, value in head.headers if name not in drop and not name.startswith(FAMILIES)
+        (name, value)
+        for name, value in head.headers
+        if name not in drop and not name.startswith(KEPT_BACK_PREFIXES)
     ]
 
 
 def without_limits(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """``headers`` without the limits that a backend sets to us: the caller has its own."""
+    """``headers`` without the rate limits that a backend imposes on us: the caller has its own."""
     return [header for header in headers if not header[0].startswith((b"x-ratelimit-", b"ratelimit"))]
 
 
 def passed_lines(head: ResponseHead, *, streamed: bool, limits: bool = True) -> bytes:
     """:func:`passed_headers` as header lines.
 
-    :param streamed: the body is an event stream; nginx in front would collect it
-        unless told not to.
+    :param streamed: the body is a stream; an nginx in front would buffer it unless told not to.
     :param limits: the backend's rate limits may pass.
     """
     place = f"passed {streamed} {limits}"
@@ -254,14 +262,14 @@ def passed_lines(head: ResponseHead, *, streamed: bool, limits: bool = True) -> 
     return lines
 
 
-def is_coded(head: ResponseHead) -> bool:
-    """The body is compressed: its bytes pass, but there is nothing to be read in them."""
+def is_encoded(head: ResponseHead) -> bool:
+    """Whether the body is compressed: then it passes, but the meter cannot read it."""
     coding = head.get(b"content-encoding")
     return coding is not None and coding.strip().lower() != b"identity"
 
 
 def seconds_of(value: bytes | None) -> float | None:
-    """A header in seconds; a date or nonsense is ``None``."""
+    """The value of a header in seconds; ``None`` for a date or nonsense."""
     if value is None or not re.fullmatch(rb"\d{1,9}(?:\.\d{1,6})?", value.strip()):
         return None
     return float(value)

@@ -1,4 +1,4 @@
-"""What an attempt comes to that gave the client nothing."""
+"""The outcome of an attempt that gave the client nothing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class Failed:
     """An attempt that gave the client nothing yet.
 
-    :ivar error: what the client gets if nothing better comes.
-    :ivar answer: the backend's own answer, passed on in place of ``error``.
-    :ivar exact_tokens: the prompt's length by the backend's word, which was too much for it.
-    :ivar unsent: no backend has seen the request, so the next attempt adds nothing to what they get.
+    :ivar error: what the client gets if no other attempt succeeds.
+    :ivar answer: head and body of the backend's own answer, which is then sent instead of ``error``.
+    :ivar exact_tokens: length of the prompt as counted by a backend whose window it exceeds.
+    :ivar unsent: no backend has seen the request, so the next attempt is not an additional load.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What a backend's refusal, error or fault means: for the backend's record, and for the client.
 
-An answer is judged before anything has been sent to the client: the attempt's lease
-is told how it went, and the client gets what comes of it if nobody else does better.
+A response is judged before anything has been sent to the client: the attempt's lease is
+told how it went, and the client gets the resulting error unless another backend does better.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
     from llmgw.wire.sink import UpstreamFault
 
 COLLECTED = frozenset({429, 500, 502, 503, 504})
-"""A backend's answers that are read whole before it is decided who gets them."""
+"""Statuses whose body is read whole before it is decided whether the client gets it."""
 ELSEWHERE = frozenset({429, 502, 503, 504})
-BUSY_MOST_S = 60.0
+"""Statuses after which another backend may be asked."""
+MAX_BUSY_S = 60.0
+"""The longest pause that a backend's ``Retry-After`` can ask for."""
 SHORT_DEADLINE_S = 5.0
+"""A request with less time than this says nothing about the backend when its time is over."""
 NOT_LOADED = b"model is not loaded"
-"""What a llama-server in router mode says that loads nothing by itself."""
+"""From a llama-server in router mode that does not load models by itself."""
 PROXY_ERROR = b"proxy error:"
-"""What it says, as plain text with status 500, when the process of a model has ended before an answer."""
+"""From the same, as plain text with status 500, if the process of a model ended before it answered."""
 
 
 class _TooLongError(msgspec.Struct):
@@ -49,9 +52,8 @@ class _TooLong(msgspec.Struct):
 
 
 def refused(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
-    """A 400 is the client's affair, and it gets the backend's own words; but one for
-    a prompt that is too long tells its exact length, and another backend may have
-    a larger window."""
+    """A 400 is the client's fault, and the client gets it as it came. But the one for a prompt
+    that is too long tells its exact length, and another backend may have a larger window."""
     attempt.lease.finish(attempt.gateway.clock(), ok=True, reason="status_400")
     attempt.account.usage = Usage()
     if NOT_LOADED in body and _is_gone(attempt):
@@ -65,7 +67,7 @@ def refused(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
 
 
 def unfit(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
-    """No stream, for a client whose stream has begun: it is told by an event of its own."""
+    """A response that is not a stream, for a client whose stream has begun: an error event tells it."""
     reason = "done" if head.status < 400 else f"status_{head.status}"
     attempt.lease.finish(attempt.gateway.clock(), ok=True, reason=reason)
     error = UpstreamError(f"the backend answered {head.status} in place of a stream")
@@ -74,13 +76,13 @@ def unfit(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
 
 
 def judge(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
-    """What a backend's 429 or 5xx means: for the lease, and for the client."""
+    """What a 429 or 5xx means: for the lease, and for the client."""
     now_s = attempt.gateway.clock()
     lease, status, name = attempt.lease, head.status, attempt.request.model
     answer = (head, body)
     wait_s = seconds_of(head.get(b"retry-after"))
     if status in (429, 503) and wait_s is not None:
-        lease.finish(now_s, ok=True, reason="busy", busy_until_s=now_s + min(wait_s, BUSY_MOST_S))
+        lease.finish(now_s, ok=True, reason="busy", busy_until_s=now_s + min(wait_s, MAX_BUSY_S))
         error: GatewayError = Overloaded(f"the backend of {name!r} is busy", retry_after_s=wait_s)
         error.may_retry = True
         return Failed(error, answer)
@@ -106,11 +108,11 @@ def judge(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
 
 
 def verdict(attempt: Attempt, fault: UpstreamFault) -> tuple[bool, str]:
-    """What ``fault`` says about the backend, as :meth:`Lease.finish` takes it.
+    """What ``fault`` says about the backend: ``ok`` and ``reason`` of :meth:`Lease.finish`.
 
-    A fault of our own says nothing. Nor does the end of the request's own time when
-    it was short, else one impatient caller could take the backend from all others;
-    nor when the answer was coming along, since a long one is no failure.
+    Our own faults are not held against it. Nor is a request that ran out of time, if the time
+    was short (one impatient caller could take the backend away from all others) or the answer
+    had begun (a long answer is not a failure).
     """
     lease = attempt.lease
     if fault.reason == "local":
@@ -125,7 +127,7 @@ def verdict(attempt: Attempt, fault: UpstreamFault) -> tuple[bool, str]:
 
 
 def _is_gone(attempt: Attempt, *, noticed: bool = True) -> bool:
-    """The model is not in memory there any more. See :meth:`llmgw.loads.Loads.is_gone`."""
+    """The model is no longer in memory there. See :meth:`llmgw.loads.Loads.is_gone`."""
     loads, name = attempt.gateway.holding.loads, attempt.request.model
     return loads is not None and loads.is_gone(attempt.choice.backend.id, name, noticed=noticed)
 
@@ -140,8 +142,8 @@ def _gone(attempt: Attempt) -> ModelLoading:
 
 
 def _exceeding_tokens(body: bytes) -> int | None:
-    """The exact length of a prompt that was too long for a llama-server, by its error
-    (``type`` ``exceed_context_size_error``, ``n_prompt_tokens``); ``None`` for other errors."""
+    """The length in tokens of a prompt that was too long, from llama-server's error (``type``
+    ``exceed_context_size_error``, ``n_prompt_tokens``); ``None`` for other errors."""
     try:
         error = msgspec.json.decode(body, type=_TooLong).error
     except (msgspec.DecodeError, RecursionError):
@@ -150,12 +152,12 @@ def _exceeding_tokens(body: bytes) -> int | None:
 
 
 def _is_loading(body: bytes) -> bool:
-    """llama-server's 503 while it reads its model: a state, not a failure."""
+    """llama-server's 503 while it loads its model: a state, not a failure."""
     return b"Loading model" in body
 
 
 def _is_json_error(body: bytes) -> bool:
-    """A well-formed JSON 500: llama-server answers so to a message it can't use."""
+    """A 500 with a JSON error: llama-server answers like this to a message it cannot use."""
     try:
         parsed = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):

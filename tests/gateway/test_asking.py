@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import CancelledError
 
-from llmgw.gateway.backend_http import Deadlines, ask
+from llmgw.gateway.backend_http import Deadlines, send_request
 from llmgw.wire.coroutines import Future, Task
 from llmgw.wire.sink import UpstreamFault
 
@@ -68,7 +68,7 @@ class Asker:
 
     async def _run(self, pool: Any) -> None:
         try:
-            self.outcome = await ask(pool, self._write, DEADLINES)
+            self.outcome = await send_request(pool, self._write, DEADLINES)
         except (UpstreamFault, CancelledError) as error:
             self.outcome = type(error), str(error)
 

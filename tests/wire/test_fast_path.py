@@ -213,7 +213,7 @@ def test_a_fault_of_ours_on_the_fast_path_does_not_leave_the_client_waiting(
     assert len(expected_failures(TypeError)) == 1
 
 
-def test_silence_counts_from_the_last_event_on_the_fast_path_reads() -> None:
+def test_silence_counts_from_the_last_event_on_the_fast_path() -> None:
     stream = Stream(heartbeat_s=1.0)
     stream.read_usual(4)
     connection, relay = stream.connection, stream.relay
@@ -231,7 +231,7 @@ def test_silence_counts_from_the_last_event_on_the_fast_path_reads() -> None:
     assert relay.done.done
 
 
-def test_no_read_takes_the_fast_path_reads_after_the_stream() -> None:
+def test_no_read_takes_the_fast_path_after_the_stream() -> None:
     stream = Stream()
     stream.read_usual(4)
     stream.read(b"0\r\n\r\n", 105.0)
