@@ -16,8 +16,8 @@ import msgspec
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, succeed
 from twisted.logger import Logger
 
-from llmgw.core.holding import PERIOD_S, Ask, Holding
-from llmgw.core.places import Places, PlacesAsk
+from llmgw.core.bucket_share import PERIOD_S, BucketAsk, BucketShare
+from llmgw.core.concurrency_share import ConcurrencyAsk, ConcurrencyShare
 from llmgw.store.errors import StoreDown, StoreError, StoreRefused
 from llmgw.store.store import Script
 
@@ -45,7 +45,7 @@ SICK_S = 0.5
 
 LEASES = Script(resources.files("llmgw.ratelimit").joinpath("leases.lua").read_text(encoding="utf-8"))
 
-Part = tuple[Holding | Places, Ask | PlacesAsk, str]
+Part = tuple[BucketShare | ConcurrencyShare, BucketAsk | ConcurrencyAsk, str]
 """One limit in a call: who asks, what, and its name in the store."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -194,7 +194,7 @@ class Calls:
         except (StoreError, CancelledError) as error:
             self.failed += 1
             for part, _, _ in batch:
-                if isinstance(part, Holding):
+                if isinstance(part, BucketShare):
                     part.failed(not isinstance(error, StoreDown))
                 else:
                     part.failed()
@@ -205,7 +205,7 @@ class Calls:
         epoch, self.gateways, answers = _decode(answer)
         now_s = self._reactor.seconds()
         for (part, _, _), told in zip(batch, answers, strict=True):
-            if isinstance(part, Holding):
+            if isinstance(part, BucketShare):
                 part.answered(now_s, told[0], told[1], told[2], epoch)
             else:
                 part.answered(now_s, int(told[0]), epoch)

@@ -14,7 +14,7 @@
 
 local LIVELY = 5e6          -- microseconds: who called in these counts as there
 local PLACES = 5e6          -- microseconds: places of who does not call any more
-local MEMORY = 5            -- seconds: time constant of the flow; see llmgw.core.holding
+local MEMORY = 5            -- seconds: time constant of the flow; see llmgw.core.bucket_share
 local SLACK = 1e-6
 
 local time = redis.call('TIME')

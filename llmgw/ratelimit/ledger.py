@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from llmgw.core.holding import Holding
-from llmgw.core.places import Places
+from llmgw.core.bucket_share import BucketShare
+from llmgw.core.concurrency_share import ConcurrencyShare
 from llmgw.values import LimitState
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Ledger:
         self.names = names
         self.on_loss = on_loss
         self.active = False
-        self.requests: Holding | None = None
-        self.tokens: Holding | None = None
-        self.places: Places | None = None
+        self.requests: BucketShare | None = None
+        self.tokens: BucketShare | None = None
+        self.places: ConcurrencyShare | None = None
         self._take_over(policy, now_s)
 
     def follow(self, policy: Policy, on_loss: str, now_s: float) -> None:
@@ -70,7 +70,7 @@ class Ledger:
         if policy.concurrent is None:
             self.places = None
         elif self.places is None:
-            self.places = Places(policy.concurrent)
+            self.places = ConcurrencyShare(policy.concurrent)
         else:
             self.places.resize(policy.concurrent)
 
@@ -195,20 +195,22 @@ def tightest(ledgers: list[Ledger], now_s: float) -> tuple[LimitState | None, Li
     )
 
 
-def state_of(holding: Holding, left: float, limit: int) -> LimitState:
+def state_of(holding: BucketShare, left: float, limit: int) -> LimitState:
     """``left`` of a limit, for the headers."""
     remaining = limit if left > limit else floor(left) if left > 0.0 else 0
     reset_s = (holding.burst - left) / holding.rate_per_s
     return LimitState(limit, remaining, reset_s if reset_s > 0.0 else 0.0)
 
 
-def _holding(old: Holding | None, per_minute: float | None, burst_s: float, now_s: float) -> Holding | None:
+def _holding(
+    old: BucketShare | None, per_minute: float | None, burst_s: float, now_s: float
+) -> BucketShare | None:
     if per_minute is None:
         return None
     rate_per_s = per_minute / 60.0
     # Less than one request of burst would never let one pass.
     burst = max(1.0, rate_per_s * burst_s)
     if old is None:
-        return Holding(rate_per_s, burst, now_s)
+        return BucketShare(rate_per_s, burst, now_s)
     old.resize(rate_per_s, burst)
     return old

@@ -1,7 +1,7 @@
 """The rate limiter ``redis``: one limit for all gateways that share a store.
 
 Each gateway takes a little of every limit in advance and spends it without
-asking (:mod:`llmgw.core.holding`); the usual ``admit`` is three comparisons. Only
+asking (:mod:`llmgw.core.bucket_share`); the usual ``admit`` is three comparisons. Only
 a request for which not enough is held waits for the store, 20 ms at most. While
 the store is away each policy goes on by itself (``local``), lets everything pass
 (``open``), or only what is held (``closed``).

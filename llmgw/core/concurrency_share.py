@@ -1,9 +1,8 @@
-"""What one gateway holds of a limit on requests under way that it shares with others.
+"""One gateway's share of a concurrency limit that it has in common with others.
 
-The shared store keeps how many places each gateway has; all of them together
-are no more than the limit. A gateway tells its whole number with each call, and
-each call extends it for a while: telling it twice does no harm, and the places
-of a gateway that died come back by themselves.
+The shared store keeps the number of places that each gateway has; together they do not
+exceed the limit. A gateway states its whole number with each call, and each call renews
+it for a while: calling twice does no harm, and the places of a gateway that died expire.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from math import ceil, inf
 
 from msgspec import Struct
 
-from llmgw.core.holding import HEADROOM, PERIOD_S, SHARE
+from llmgw.core.bucket_share import HEADROOM, PERIOD_S, SHARE
 
 RENEW_S = 1.0
-"""Between two calls that only extend; must stay well below the script's lifetime of 5 s."""
+"""Time between two calls that only renew; well below the 5 s after which the script lets places expire."""
 
 PAUSE_S = 0.05
-"""How long a refusal is believed: places come back at any time."""
+"""How long a refusal is believed: places may be given back at any time."""
 
 
-class PlacesAsk(Struct, frozen=True, array_like=True, tag=1):
-    """What a call says of one gateway's places; the script reads the fields in this order.
+class ConcurrencyAsk(Struct, frozen=True, array_like=True, tag=1):
+    """What a call says about one gateway's places; the script reads the fields in this order.
 
-    :param running: requests under way; these places are ours whatever the limit says.
-    :param want: places wished for, those included.
+    :param running: running requests; their places are ours whatever the limit is.
+    :param want: places wanted, including those.
     """
 
     limit: int
@@ -33,11 +32,11 @@ class PlacesAsk(Struct, frozen=True, array_like=True, tag=1):
     want: int
 
 
-class Places:
+class ConcurrencyShare:
     """One gateway's part of one concurrency limit.
 
-    :ivar running: requests under way here.
-    :ivar held: places that the store has for us; while more than ``running``, one may start at once.
+    :ivar running: requests running here.
+    :ivar held: places that the store has given us; while above ``running``, a request may start at once.
     :ivar started: requests that asked since the last call; whoever decides adds to it.
     """
 
@@ -48,26 +47,26 @@ class Places:
         self.running = 0
         self.held = 0
         self.started = 0
-        self.asked: PlacesAsk | None = None
+        self.asked: ConcurrencyAsk | None = None
         self.epoch: str | None = None
         self.full_until_s = -inf
         self.renewed_s = -inf
 
     def resize(self, limit: int) -> None:
-        """Go on with another limit; what is beyond it is no more ours to use."""
+        """Change the limit; places beyond it may no longer be used."""
         self.limit = limit
         self.held = min(self.held, limit)
 
     def alone(self, gateways: int) -> int:
-        """How many may run while the store is away: what we have, or else our even part."""
+        """How many requests may run while the store is away: what we hold, or an even share of the limit."""
         return max(1, self.held, self.limit // max(1, gateways))
 
     def ask(
         self, now_s: float, gateways: int, epoch: str | None, *, waiting: int = 0, taking: bool = True
-    ) -> PlacesAsk | None:
-        """What to say in a call that goes out now; ``None``: nothing, don't call.
+    ) -> ConcurrencyAsk | None:
+        """What to say in a call that goes out now; ``None`` if there is nothing to say.
 
-        :param waiting: requests that wait; each may need a place.
+        :param waiting: waiting requests; each may need a place.
         """
         spare = 0
         if taking and gateways and self.started:
@@ -79,9 +78,9 @@ class Places:
         if enough and not extend:
             return None
         self.started = 0
-        # What is given back is no more ours from here on, whatever becomes of the call.
+        # What is given back is no longer ours from here on, whatever becomes of the call.
         self.held = min(self.held, want)
-        self.asked = PlacesAsk(self.limit, self.running, want)
+        self.asked = ConcurrencyAsk(self.limit, self.running, want)
         return self.asked
 
     def answered(self, now_s: float, held: int, epoch: str) -> None:
@@ -100,5 +99,5 @@ class Places:
         self.asked = None
 
     def at_rest(self) -> bool:
-        """Nobody is under way, and the store has nothing for us."""
+        """No request is running, and the store holds nothing for us."""
         return self.running == 0 and self.held == 0 and self.asked is None

@@ -6,14 +6,14 @@ from math import exp
 
 import pytest
 
-from llmgw.core.holding import CHECK_S, IDLE_S, LOW, MEMORY_S, MIXED_IN, PAUSE_S, Ask, Holding
+from llmgw.core.bucket_share import CHECK_S, IDLE_S, LOW, MEMORY_S, MIXED_IN, PAUSE_S, BucketAsk, BucketShare
 
 RATE, BURST = 10.0, 100.0
 
 
-def holding(held: float = 0.0, level: float = BURST, at_s: float = 0.0) -> Holding:
+def holding(held: float = 0.0, level: float = BURST, at_s: float = 0.0) -> BucketShare:
     """One that was asked for and has heard from the store at ``at_s``."""
-    one = Holding(RATE, BURST, at_s - 10.0)
+    one = BucketShare(RATE, BURST, at_s - 10.0)
     one.ask(at_s - 10.0, 0, None, waiting=1.0)
     one.answered(at_s - 10.0, 0.0, level, 0.0, "e")
     one.last_use_s = at_s
@@ -24,7 +24,7 @@ def holding(held: float = 0.0, level: float = BURST, at_s: float = 0.0) -> Holdi
 
 
 def test_a_fresh_one_holds_nothing_and_asks() -> None:
-    one = Holding(RATE, BURST, 5.0)
+    one = BucketShare(RATE, BURST, 5.0)
     assert one.held == 0
     assert one.refusal_s(1.0, False, 5.0) == 0
     assert one.left(9.0) == BURST
@@ -34,10 +34,10 @@ def test_a_fresh_one_holds_nothing_and_asks() -> None:
 
 
 def test_the_first_call_takes_what_requests_wait_for_and_nothing_in_advance() -> None:
-    one = Holding(RATE, BURST, 0.0)
+    one = BucketShare(RATE, BURST, 0.0)
     one.used = 3.0
     ask = one.ask(0.0, 0, None, waiting=3.0, head=1.0)
-    assert ask == Ask(RATE, BURST, 0.0, 3.0, 1.0, False, 0.0, BURST, False)
+    assert ask == BucketAsk(RATE, BURST, 0.0, 3.0, 1.0, False, 0.0, BURST, False)
     one.answered(0.001, 3.0, 97.0, 0.6, "e")
     assert (one.held, one.level, one.epoch, one.asked) == (3.0, 97.0, "e", None)
 
@@ -156,13 +156,13 @@ def test_an_answer_is_believed_for_a_while() -> None:
 
 
 def test_a_dry_bucket_that_fills_quickly_is_asked_now_and_then() -> None:
-    quick = Holding(1000.0, 1000.0, 0.0)
+    quick = BucketShare(1000.0, 1000.0, 0.0)
     quick.ask(0.0, 1, None, waiting=5.0, head=5.0)
     quick.answered(0.0, 0.0, 3.0, 1.0, "e")
     assert quick.refusal_s(1.0, False, 0.01) == pytest.approx(PAUSE_S - 0.01)
     assert quick.refusal_s(1.0, False, PAUSE_S) == 0
     # One that fills slowly tells by itself when it is time.
-    slow = Holding(RATE, BURST, 0.0)
+    slow = BucketShare(RATE, BURST, 0.0)
     slow.ask(0.0, 1, None, waiting=5.0, head=5.0)
     slow.answered(0.0, 0.0, 3.0, 1.0, "e")
     assert slow.refusal_s(1.0, False, 0.01) == 0
@@ -222,7 +222,7 @@ def test_alone_it_spends_what_it_holds_and_then_its_part_of_the_rate() -> None:
 
 
 def test_parts_are_even_until_they_mean_something() -> None:
-    one = Holding(RATE, BURST, 0.0)
+    one = BucketShare(RATE, BURST, 0.0)
     for second, part in ((0.0, 0.25), (0.5, 0.25 + 0.4 * 0.75), (1.0, 0.25 + 0.8 * 0.75)):
         one.ask(second, 4, "e", waiting=6.0)
         one.answered(second, 6.0, 0.0, 1.2, "e")  # all that was ever taken was ours
@@ -248,10 +248,10 @@ def test_who_asked_long_ago_has_lost_of_its_part() -> None:
 
 def test_alone_from_the_begin() -> None:
     # Nobody was ever heard of: the whole bucket is ours.
-    one = Holding(RATE, BURST, 0.0)
+    one = BucketShare(RATE, BURST, 0.0)
     assert one.alone_s(BURST, 0.0, 0) == 0
     # A limit that is new while the store is away: our part of a tenth.
-    one = Holding(RATE, BURST, 0.0)
+    one = BucketShare(RATE, BURST, 0.0)
     assert one.alone_s(2.5, 0.0, 4) == 0
     assert one.alone_s(2.6, 0.0, 4) == 0  # more than it can hold, and nothing is owed
     one.take_alone(2.6, 0.0, 4)

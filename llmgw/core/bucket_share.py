@@ -1,18 +1,17 @@
-"""What one gateway holds of a token bucket that it shares with others.
+"""One gateway's share of a token bucket that it has in common with others.
 
-The bucket itself is in the shared store. A gateway takes units out of it in
-advance, *before* it spends them, so that whatever gateways do with what they
-hold, no more than the bucket's content is ever spent. This module is one
-gateway's side of that: when to ask, for how much, what to give back, and what
-to do when nobody answers. Time is an argument.
+The bucket itself is in the shared store. A gateway takes units out of it in advance,
+*before* it spends them, so whatever gateways do with what they hold, no more than the
+bucket's content is ever spent. This module is one gateway's side of that: when to ask, for
+how much, what to give back, and what to do when the store does not answer. Time is an
+argument.
 
-``held`` is the one figure that matters: units that may be spent without asking
-anybody. Below zero it is a debt: spent without leave (the store was away, or a
-request used more than it had reserved), and paid with the next call.
+``held`` is the figure that matters: units that may be spent without asking. Below zero it
+is a debt: units spent without permission (the store was away, or a request used more than
+it had reserved), which are paid with the next call.
 
-Every doubt is settled against the caller, never against the limit: what was
-given back by a call whose answer got lost counts as given back, a debt in such
-a call as still owed, a grant in such an answer as lost.
+In doubt the caller loses, never the limit: if the answer to a call got lost, what the call
+gave back counts as given back, a debt in it as still owed, and a grant as lost.
 
 :source: leases with demand and give-back as in Doorman (github.com/youtube/doorman);
     the cache of refusals is Envoy's; figures in ``docs/rate-limits.md``.
@@ -27,46 +26,46 @@ from msgspec import Struct
 from llmgw.core.bucket import SLACK
 
 SHARE = 0.1
-"""Of a bucket's size, what all gateways together hold in advance at most."""
+"""The part of a bucket's size that all gateways together may hold in advance."""
 
 PERIOD_S = 0.1
-"""Between two calls for a bucket in use, on the average."""
+"""Average time between two calls for a bucket in use."""
 
 HEADROOM = 1.5
-"""How much more than a period's use is asked for."""
+"""A call asks for so many times the use of a period."""
 
 LOW = 0.15
-"""With less than this part of it left, the next call should not wait for the end of the period."""
+"""With less than this part left, the next call should not wait for the end of the period."""
 
 IDLE_S = 2.0
-"""Without any use for so long, everything is given back."""
+"""After so long without use, everything is given back."""
 
 CHECK_S = 1.0
-"""How long the last answer is believed where it means "no": others give back at any time."""
+"""How long a refusal is believed: others may give back at any time."""
 
 PAUSE_S = 0.025
-"""Between two calls for a bucket that has run dry, at least: one that fills quickly has
-something for everybody all the time, and need not be asked for each request."""
+"""Minimum time between two calls for an empty bucket: one that fills quickly always has a
+little for everybody, and need not be asked for each request."""
 
 MEMORY_S = 5.0
-"""Time constant of each gateway's share of the use, the same as the script's."""
+"""Time constant of each gateway's part of the use; the same as in the script."""
 
 TRUST_S = 1.0
-"""How long gateways must have shared a limit before their parts of it mean something."""
+"""How long gateways must have shared a limit before their parts of the use mean something."""
 
 MIXED_IN = 0.2
-"""Part of the rate that is divided evenly when everybody decides alone, for those who come late."""
+"""Part of the rate that is divided evenly while everybody decides alone, for gateways that join late."""
 
 
-class Ask(Struct, frozen=True, array_like=True, tag=0):
+class BucketAsk(Struct, frozen=True, array_like=True, tag=0):
     """What a call says about one bucket; the script reads the fields in this order.
 
     :param delta: units given back; below 0, a debt.
-    :param need: units for requests that wait.
-    :param head: of these, for the one that waits longest.
-    :param big: that one wants more than the whole bucket, and was cut to it.
-    :param want: units to hold in advance, if there are any left.
-    :param hint: what is left by the last answer.
+    :param need: units for waiting requests.
+    :param head: of these, for the one that has waited longest.
+    :param big: that one wants more than the whole bucket, and was cut to its size.
+    :param want: units to hold in advance, if any are left.
+    :param hint: what the bucket holds, going by the last answer.
     :param stale: that answer is from before the store last lost its memory, so that
         ``hint`` may know better than the store.
     """
@@ -82,16 +81,16 @@ class Ask(Struct, frozen=True, array_like=True, tag=0):
     stale: bool
 
 
-class Holding:
-    """One gateway's part of one bucket.
+class BucketShare:
+    """One gateway's share of one bucket.
 
     :param rate_per_s: of the whole bucket; ``burst`` too.
-    :ivar held: units that may be spent at once; below 0, owed.
-    :ivar whole: the most that one request is charged before it ran; what wants more than
-        the whole bucket passes when nothing is owed, and pays the rest afterwards.
+    :ivar held: units that may be spent at once; below 0, a debt.
+    :ivar whole: the most that one request is charged in advance; one that wants more than the
+        whole bucket passes when nothing is owed, and pays the rest afterwards.
     :ivar low: with less than this held, the next call should not wait for the end of the period.
-    :ivar used: units asked for by requests in this period, allowed or not; whoever decides adds to it.
-    :ivar asked: a call is under way. There is never a second one.
+    :ivar used: units asked for by requests in this period, allowed or not; the limiter adds to it.
+    :ivar asked: the call that is under way. There is never a second one.
     :ivar alone: since the last answer something was decided without the store.
     :ivar epoch: of the store, at the last answer; ``None``: there was none yet.
     """
@@ -126,7 +125,7 @@ class Holding:
         self.held = 0.0
         self.low = 0.0
         self.used = 0.0
-        self.asked: Ask | None = None
+        self.asked: BucketAsk | None = None
         self.epoch: str | None = None
         self.level = burst
         self.at_s = now_s
@@ -142,7 +141,7 @@ class Holding:
         self.alone: _Alone | None = None
 
     def resize(self, rate_per_s: float, burst: float) -> None:
-        """Go on with other figures; the store learns them with the next call."""
+        """Change the limit; the store learns it with the next call."""
         self.rate_per_s = rate_per_s
         self.burst = burst
         self.whole = floor(burst)
@@ -152,15 +151,15 @@ class Holding:
     # --- deciding ---
 
     def left(self, now_s: float) -> float:
-        """What the shared bucket holds by the last answer, if nobody has touched it since."""
+        """What the shared bucket holds, going by the last answer, if nobody has used it since."""
         level = self.level + (now_s - self.at_s) * self.rate_per_s
         return level if level < self.burst else self.burst
 
     def refusal_s(self, amount: float, big: bool, now_s: float) -> float:
-        """For ``amount`` above what is held: seconds until it is worth asking; 0: ask now."""
+        """For an ``amount`` above what is held: seconds until asking is worth while; 0: ask now."""
         if self.epoch is None or now_s - self.at_s >= CHECK_S:
             return 0.0
-        # What is too big goes as soon as nothing is owed.
+        # A request for more than the whole bucket passes as soon as nothing is owed.
         missing = (2.0 * SLACK if big else amount - self.held) - self.left(now_s)
         if missing > SLACK:
             return missing / self.rate_per_s
@@ -169,16 +168,16 @@ class Holding:
         return 0.0
 
     def alone_s(self, amount: float, now_s: float, gateways: int) -> float:
-        """The same where the store cannot be asked, by our usual part of the rate; 0: take it.
+        """The same while the store cannot be asked, going by our usual part of the rate; 0: take it.
 
-        :param gateways: how many there were at last; 0: never known.
+        :param gateways: how many there were last; 0: never known.
         """
         if self.held >= amount:
             return 0.0
         return self._by_itself(now_s, gateways).wait_s(amount, now_s)
 
     def take_alone(self, amount: float, now_s: float, gateways: int) -> None:
-        """Take what :meth:`alone_s` allowed; what was not held is owed."""
+        """Take what :meth:`alone_s` has allowed; what was not held is owed."""
         if self.held < amount:
             self._by_itself(now_s, gateways).level -= amount
         self.held -= amount
@@ -190,10 +189,10 @@ class Holding:
             self.alone.level += amount
 
     def _by_itself(self, now_s: float, gateways: int) -> _Alone:
-        """The bucket of who decides alone: our part of what was left, and of the rate since then.
+        """The bucket for deciding alone: our part of what was left, and of the rate since then.
 
-        All these buckets together fill at the rate of the shared one, and hold a
-        :data:`SHARE` of it.
+        Together these buckets fill at the rate of the shared one, and hold a
+        :data:`SHARE` of its size.
         """
         if self.alone is None:
             part = 1.0
@@ -201,13 +200,13 @@ class Holding:
             if gateways:  # else nobody was ever heard of: we are all there is
                 part /= gateways
                 if self._share is not None:
-                    # Who has not asked for a while has lost of its part to those who have.
+                    # A gateway that has not asked for a while has lost some of its part to others.
                     share = self._share * exp((self.at_s - now_s) / MEMORY_S)
-                    # The first gateway that asks has had everything so far, by what the store knows.
+                    # As far as the store knows, the first gateway to ask has used everything so far.
                     trust = (1.0 - MIXED_IN) * min(1.0, (self.at_s - self._since_s) / TRUST_S)
                     part = (1.0 - trust) * part + trust * share
                 most = max(1.0, SHARE * self.burst * part)
-            # What was left by the last answer is everybody's.
+            # What the last answer left belongs to all gateways.
             level = most if self.epoch is None else min(most, part * self.level)
             self.alone = _Alone(self.rate_per_s * part, most, level, self.at_s)
         return self.alone
@@ -224,16 +223,16 @@ class Holding:
         head: float = 0.0,
         big: bool = False,
         taking: bool = True,
-    ) -> Ask | None:
-        """What to say in a call that goes out now; ``None``: nothing, don't call.
+    ) -> BucketAsk | None:
+        """What to say in a call that goes out now; ``None`` if there is nothing to say.
 
-        What it gives back is no more held from here on. An answer or a failure must follow.
+        What it gives back is not held from here on. :meth:`answered` or :meth:`failed` must follow.
 
         :param gateways: how many there are; 0: not known, nothing is taken in advance.
         :param epoch: the store's, as far as we know.
-        :param waiting: units that requests wait for; ``head`` of them the first one.
+        :param waiting: units that requests wait for; ``head`` of them for the first one.
         :param big: that one wants more than the whole bucket.
-        :param taking: false: settle debts and give back, but take nothing.
+        :param taking: if false, only settle debts and give back.
         """
         self._roll(now_s)
         most = floor(SHARE * self.burst / gateways) if gateways else 0
@@ -254,7 +253,7 @@ class Holding:
         self.held = stays
         hint = self.left(now_s)
         head = min(need, max(0.0, head - held))
-        self.asked = Ask(self.rate_per_s, self.burst, delta, need, head, big, want, hint, stale)
+        self.asked = BucketAsk(self.rate_per_s, self.burst, delta, need, head, big, want, hint, stale)
         return self.asked
 
     def answered(self, now_s: float, grant: float, level: float, flow: float, epoch: str) -> None:
@@ -271,7 +270,7 @@ class Holding:
         self.at_s = now_s
         self.alone = None
         if epoch != self.epoch:
-            # The store begins to count anew, and so must we.
+            # The store has lost its counts and starts again, and so must we.
             self._flow = 0.0
             self._since_s = now_s
         self.epoch = epoch
@@ -286,7 +285,7 @@ class Holding:
     def failed(self, sent: bool) -> None:
         """There will be no answer.
 
-        :param sent: it may have been done all the same.
+        :param sent: the call may have been executed all the same.
         """
         ask = self.asked
         assert ask is not None
@@ -295,15 +294,15 @@ class Holding:
             self.held += ask.delta
 
     def at_rest(self, now_s: float) -> bool:
-        """Nothing is held, owed or under way, and nobody asks for it."""
+        """Nothing is held, owed or under way, and no request has asked for it lately."""
         return self.held == 0.0 and self.asked is None and now_s - self.last_use_s >= IDLE_S
 
     def says_nothing(self, now_s: float) -> bool:
-        """A fresh one would be the same."""
+        """A new one would be in the same state."""
         return self.at_rest(now_s) and self.left(now_s) >= self.burst
 
     def _roll(self, now_s: float) -> None:
-        """Take this period's use into the average."""
+        """Add this period's use to the average."""
         elapsed_s = now_s - self._rolled_s
         if self.used:
             self.last_use_s = now_s
@@ -315,7 +314,7 @@ class Holding:
 
 
 class _Alone:
-    """A token bucket without a floor: what is owed here, the shared one has not seen yet."""
+    """A token bucket that may go below zero, by debts that the shared one has not seen yet."""
 
     __slots__ = ("at_s", "level", "most", "rate_per_s")
 
@@ -326,7 +325,7 @@ class _Alone:
         self.at_s = at_s
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Seconds until ``amount`` may be taken; what is larger than the bucket goes when nothing is owed."""
+        """Seconds until ``amount`` may be taken; more than the bucket's size passes when nothing is owed."""
         self.level = min(self.most, self.level + (now_s - self.at_s) * self.rate_per_s)
         self.at_s = now_s
         missing = (2.0 * SLACK if amount > self.most else amount) - self.level
