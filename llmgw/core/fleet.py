@@ -27,9 +27,9 @@ from llmgw.core.breaker import BreakerRules
 from llmgw.core.hold import LOAD_S
 from llmgw.core.lease import Lease, Turned
 from llmgw.core.member import CHECK_S, Member
-from llmgw.core.picture import picture
 from llmgw.core.pools import Pool, Pools
 from llmgw.core.retry import retry_after
+from llmgw.core.snapshot import member_snapshot
 from llmgw.core.spec import BackendSpec
 from llmgw.core.standing import Down, Standing
 from llmgw.core.stock import Stock
@@ -297,7 +297,7 @@ class Fleet:
 
     def snapshot(self, now_s: float) -> list[dict[str, Any]]:
         """Everything about every member in plain values, for ``/api/state``."""
-        return [picture(self, member, now_s) for member in self._members.values()]
+        return [member_snapshot(self, member, now_s) for member in self._members.values()]
 
     # --- inside -------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred
 from llmgw import __version__
 from llmgw.admin.exposition import labelled, write_gauge
 from llmgw.admin.openmetrics import Exemplar, openmetrics
-from llmgw.core.summed import Departed, summed
-from llmgw.core.united import united
+from llmgw.core.merged_metrics import Departed, merge_metrics
+from llmgw.core.merged_state import merge_states
 
 if TYPE_CHECKING:
     from llmgw.workers.child import Child
@@ -47,7 +47,7 @@ class ParentOperations:
         service = self._service
         told = await service.crew.ask("state", all=True)
         nothing = {"in_flight": 0, "models": {}, "backends": [], "router": service.config.router.plugin}
-        whole = united([state for _, state in told] or [nothing])
+        whole = merge_states([state for _, state in told] or [nothing])
         whole["version"] = __version__
         whole["uptime_s"] = service.uptime_s
         whole["draining"] = service.draining
@@ -108,7 +108,7 @@ class ParentOperations:
         write_gauge(lines, "llmgw_worker_ends_total", "Ends of workers that nobody asked for.", ends)
         own += [line.replace(" gauge\n", " counter\n") for line in lines]
         texts.append("".join(own) + generate_latest(self._process).decode())
-        return summed(texts, self._departed).encode()
+        return merge_metrics(texts, self._departed).encode()
 
     def openmetrics(self) -> Deferred[bytes] | None:
         """The same as OpenMetrics, where there are exemplars: of each bucket the last one of any worker."""

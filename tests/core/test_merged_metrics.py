@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmgw.admin.metrics import Metrics
-from llmgw.core.summed import RULES, Departed, summed
+from llmgw.core.merged_metrics import RULES, Departed, merge_metrics
 
 
 def text_of(*families: tuple[str, str, list[tuple[str, float]]]) -> str:
@@ -37,7 +37,7 @@ def test_counters_and_histograms_are_added_up_sample_by_sample() -> None:
         ("h", "histogram", [('h_bucket{le="+Inf"}', 1), ("h_sum", 0.25), ("h_count", 1)]),
         ("late_total", "counter", [("late_total", 1)]),
     )
-    whole = summed([one, two])
+    whole = merge_metrics([one, two])
     assert read(whole) == {
         "c_total[('a', '1')]": 7,
         "c_total[('a', 'x y')]": 1,
@@ -62,7 +62,7 @@ def test_counters_and_histograms_are_added_up_sample_by_sample() -> None:
 )
 def test_gauges_follow_their_rule(name: str, whole: float) -> None:
     texts = [text_of((name, "gauge", [(name, value)])) for value in (1, 2, 3)]
-    assert read(summed(texts)) == {f"{name}[]": whole}
+    assert read(merge_metrics(texts)) == {f"{name}[]": whole}
 
 
 def test_what_a_worker_counted_before_its_end_stays() -> None:
@@ -71,27 +71,27 @@ def test_what_a_worker_counted_before_its_end_stays() -> None:
         departed.add(text_of(("c_total", "counter", [("c_total", 2)]), ("g", "gauge", [("g", 9)])))
     departed.add(text_of(("gone_total", "counter", [("gone_total", 1)])))
     now = text_of(("c_total", "counter", [("c_total", 1)]), ("g", "gauge", [("g", 4)]))
-    assert read(summed([now], departed)) == {"c_total[]": 5, "g[]": 4, "gone_total[]": 1}
-    assert read(summed([], departed)) == {"c_total[]": 4, "gone_total[]": 1}
+    assert read(merge_metrics([now], departed)) == {"c_total[]": 5, "g[]": 4, "gone_total[]": 1}
+    assert read(merge_metrics([], departed)) == {"c_total[]": 4, "gone_total[]": 1}
 
 
 def test_numbers_are_written_as_go_reads_them() -> None:
     values = [math.inf, -math.inf, math.nan, 0.1, 1e300, 3.0]
     text = text_of(("g", "gauge", [(f'g{{n="{n}"}}', value) for n, value in enumerate(values)]))
-    lines = [line.rpartition(" ")[2] for line in summed([text]).splitlines()[2:]]
+    lines = [line.rpartition(" ")[2] for line in merge_metrics([text]).splitlines()[2:]]
     assert lines == ["+Inf", "-Inf", "NaN", "0.1", "1e+300", "3"]
 
 
 def test_what_stands_before_the_first_family_and_other_comments_are_left_out() -> None:
     text = "stray 1\n# a comment\n\n# TYPE only_a_type gauge\n# another\nonly_a_type 2\n"
-    assert summed([text, text]) == "# TYPE only_a_type gauge\nonly_a_type 4\n"
+    assert merge_metrics([text, text]) == "# TYPE only_a_type gauge\nonly_a_type 4\n"
 
 
 def test_a_gateways_own_text_comes_through_whole() -> None:
     metrics = Metrics(lambda: [{"id": "b", "in_flight": 2, "breaker": "open"}], dict)
     metrics.request("/v1/chat/completions", "m", "b", 200, 1.0, 0.1, 0.001, None)
     text = metrics.render().decode()
-    whole = read(summed([text, text]))
+    whole = read(merge_metrics([text, text]))
     once = read(text)
     assert set(whole) == set(once)
     assert whole["llmgw_in_flight[('backend', 'b')]"] == 4

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WORST_FIRST = (OPEN, HALF_OPEN, SLOW_START, CLOSED)
 
 
-def picture(fleet: Fleet, member: Member, now_s: float) -> dict[str, Any]:
+def member_snapshot(fleet: Fleet, member: Member, now_s: float) -> dict[str, Any]:
     """Everything about ``member``."""
     spec, view, models = member.spec, member.profile.view, member.models
     states = {name: breaker.current(now_s) for name, breaker in member.breakers.items()}

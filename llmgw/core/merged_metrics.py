@@ -1,14 +1,14 @@
-"""The metrics of several workers as those of one gateway.
+"""Merges the metrics of several workers into those of one gateway.
 
-Counters and histograms are added up, sample by sample; what a worker had counted
-before it ended stays in the sum, or a counter would fall. For gauges there is a
-rule by name, since a worker's connections add up and its view of a backend does not:
+Counters and histograms are added up, sample by sample; what a worker had counted before
+it ended stays in the sum, or a counter would fall. Gauges have a rule by name, since the
+connections of workers add up, but not their views of one backend:
 
 ``sum``
-    what each worker has a part of: connections, requests at work, memory. Gauges
+    what each worker has a part of: connections, running requests, memory. Gauges
     that are not listed below are summed too.
 ``max``, ``min``
-    what all see of the same thing: the worst, or the one true figure.
+    what all see of the same thing: the worst figure, or the only true one.
 ``mean``
     what each measures for itself: times and rates.
 
@@ -56,13 +56,13 @@ RULES: Mapping[str, str] = {
     "process_start_time_seconds": "min",
     "process_max_fds": "min",
 }
-"""How gauges of several workers become one, by the name of the family."""
+"""How the gauges of several workers are merged, by the name of the family."""
 
 _GROWS = frozenset({"counter", "histogram", "summary"})
 
 
 class _Family:
-    """``samples``: text before the value, and the values."""
+    """One metric family. ``samples`` maps the text before the value to the workers' values."""
 
     __slots__ = ("head", "kind", "rule", "samples")
 
@@ -74,13 +74,13 @@ class _Family:
 
 
 class Departed:
-    """What workers had counted when they ended."""
+    """The final counts of workers that have ended."""
 
     def __init__(self) -> None:
         self.families: dict[str, _Family] = {}
 
     def add(self, text: str) -> None:
-        """One more has ended, and these were its metrics."""
+        """Add a worker's last metrics, in the exposition format."""
         for name, family in _read([text]).items():
             if family.kind in _GROWS:
                 mine = self.families.setdefault(name, _Family(name, family.head))
@@ -89,10 +89,10 @@ class Departed:
                     mine.samples[before] = [sum(values) + sum(mine.samples.get(before, ()))]
 
 
-def summed(texts: Iterable[str], departed: Departed | None = None) -> str:
-    """One text of several, in the order of the first that has each family.
+def merge_metrics(texts: Iterable[str], departed: Departed | None = None) -> str:
+    """One exposition text made of several; families are in the order of their first text.
 
-    :param departed: counted in.
+    :param departed: included in the sums.
     """
     families = _read(texts)
     if departed is not None:
@@ -110,7 +110,7 @@ def summed(texts: Iterable[str], departed: Departed | None = None) -> str:
 
 
 def _read(texts: Iterable[str]) -> dict[str, _Family]:
-    """All families of all texts. What is before the first family is left out."""
+    """All families of all texts. Anything before the first family is ignored."""
     families: dict[str, _Family] = {}
     for text in texts:
         family: _Family | None = None

@@ -1,8 +1,8 @@
-"""The states of several workers as that of one gateway, for ``/api/state``.
+"""Merges the states of several workers into that of one gateway, for ``/api/state``.
 
-A figure that each worker has a part of is added up. Of what all of them see, such
-as a backend's slots, the first worker's word is taken, and of what they may see
-differently, such as a breaker, the worst.
+Figures of which each worker has a part are added up. What all workers see alike, such as
+a backend's slots, is taken from the first one; of what they may see differently, such as a
+breaker, the worst is taken.
 """
 
 from __future__ import annotations
@@ -14,60 +14,33 @@ SUMMED = (
     *("in_flight", "waiting", "connections", "held_bytes"),
     *("requests", "errors", "retries", "client_aborts", "output_tokens"),
 )
-"""Of the whole."""
+"""Figures of the gateway."""
 COUNTED = ("refusals", "in_flight_by_key", "rejected", "holding")
-"""Tables of figures."""
+"""Tables of figures by name."""
 SUMMED_OF_BACKEND = ("in_flight", "idle_connections", "connects", "ttft_samples", "requests", "errors")
 MEAN_OF_BACKEND = ("ttft_s", "token_rate", "prefill_rate", "score")
-MOST_OF_BACKEND = ("failure_streak", "busy_slots", "deferred", "kv_use", "gpu_use", "loading", "draining")
-LEAST_OF_BACKEND = ("available", "warmth")
+MAX_OF_BACKEND = ("failure_streak", "busy_slots", "deferred", "kv_use", "gpu_use", "loading", "draining")
+MIN_OF_BACKEND = ("available", "warmth")
 BREAKERS = ("closed", "slow_start", "half_open", "open")
 """From good to bad."""
 STANDINGS = ("ready", "busy", "loading", "ejected", "down")
 
 
-def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of several, one at least."""
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state made of several, of at least one."""
     whole = dict(states[0])
     for key in SUMMED:
         whole[key] = sum(state.get(key, 0) for state in states)
     for key in COUNTED:
-        counted: dict[str, Any] = {}
-        for state in states:
-            for name, value in state.get(key, {}).items():
-                counted[name] = counted.get(name, 0) + value
-        whole[key] = counted
-    if any(state.get("loading") for state in states):
-        whole["loading"] = _loading([state["loading"] for state in states if state.get("loading")])
-    models: dict[str, list[str]] = {}
-    for state in states:
-        for name, ids in state.get("models", {}).items():
-            known = models.setdefault(name, [])
-            known += [each for each in ids if each not in known]
-    whole["models"] = models
-    _put(
-        whole,
-        "key_names",
-        {key: name for state in states for key, name in state.get("key_names", {}).items()},
-    )
-    limits: dict[Any, dict[str, Any]] = {}
-    for state in states:
-        for each in state.get("limits_used", ()):
-            place = (each["policy"], each["key"])
-            limits[place] = _limit(limits[place], each) if place in limits else each
-    _put(whole, "limits_used", list(limits.values()))
-    # Every worker asks for itself: the word of one that is out of touch says more.
-    found = [each for state in states for each in state.get("discovery", ())]
-    worst: dict[str, Mapping[str, Any]] = {}
-    for each in found:
-        if worst.setdefault(each["name"], each)["connected"]:
-            worst[each["name"]] = each
-    _put(whole, "discovery", list(worst.values()))
-    ages_s: dict[str, float] = {}
-    for state in states:
-        for name, age_s in state.get("contact_age_s", {}).items():
-            ages_s[name] = max(age_s, ages_s.get(name, 0.0))
-    _put(whole, "contact_age_s", ages_s)
+        whole[key] = _counted(state.get(key, {}) for state in states)
+    if loading := [state["loading"] for state in states if state.get("loading")]:
+        whole["loading"] = _loading(loading)
+    whole["models"] = _models(states)
+    names = {key: name for state in states for key, name in state.get("key_names", {}).items()}
+    _put(whole, "key_names", names)
+    _put(whole, "limits_used", _limits(states))
+    _put(whole, "discovery", _discoveries(states))
+    _put(whole, "contact_age_s", _oldest(state.get("contact_age_s", {}) for state in states))
     views: dict[str, list[Mapping[str, Any]]] = {}
     for state in states:
         for backend in state.get("backends", ()):
@@ -76,8 +49,52 @@ def united(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return whole
 
 
+def _counted(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    counted: dict[str, Any] = {}
+    for table in tables:
+        for name, value in table.items():
+            counted[name] = counted.get(name, 0) + value
+    return counted
+
+
+def _oldest(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    ages_s: dict[str, float] = {}
+    for table in tables:
+        for name, age_s in table.items():
+            ages_s[name] = max(age_s, ages_s.get(name, 0.0))
+    return ages_s
+
+
+def _models(states: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    models: dict[str, list[str]] = {}
+    for state in states:
+        for name, ids in state.get("models", {}).items():
+            known = models.setdefault(name, [])
+            known += [each for each in ids if each not in known]
+    return models
+
+
+def _discoveries(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Each source by the worker that has lost contact, if one has: that one's entry says more."""
+    worst: dict[str, Mapping[str, Any]] = {}
+    for state in states:
+        for each in state.get("discovery", ()):
+            if worst.setdefault(each["name"], each)["connected"]:
+                worst[each["name"]] = each
+    return list(worst.values())
+
+
+def _limits(states: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    limits: dict[Any, dict[str, Any]] = {}
+    for state in states:
+        for each in state.get("limits_used", ()):
+            place = (each["policy"], each["key"])
+            limits[place] = _limit(limits[place], each) if place in limits else each
+    return list(limits.values())
+
+
 def _limit(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What two workers know of the same limit, which each counts by itself, or all of them together."""
+    """What two workers know of the same limit, which each counts by itself or all share."""
     whole = dict(one)
     if one.get("shared") and other.get("shared"):
         whole["running"] = one["running"] + other["running"]
@@ -95,8 +112,8 @@ def _limit(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loading(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What is in memory, by the first one's word; loads under way are those of all, and of
-    several the one that has a place."""
+    """Models in memory as the first worker sees them, and the loads of all workers; of several
+    loads of one model the one that has been placed on a backend."""
     under_way: dict[str, Any] = {}
     for view in views:
         for model, load in view["under_way"].items():
@@ -112,9 +129,9 @@ def _backend(views: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key in MEAN_OF_BACKEND:
         told = list(_told(views, key))
         _put(whole, key, sum(told) / len(told) if told else None)
-    for key in MOST_OF_BACKEND:
+    for key in MAX_OF_BACKEND:
         _put(whole, key, max(_told(views, key), default=None))
-    for key in LEAST_OF_BACKEND:
+    for key in MIN_OF_BACKEND:
         _put(whole, key, min(_told(views, key), default=None))
     _put(whole, "breaker", _worst(BREAKERS, _told(views, "breaker")))
     _put(whole, "standing", _worst(STANDINGS, _told(views, "standing")))
@@ -131,11 +148,11 @@ def _told(views: Iterable[Mapping[str, Any]], key: str) -> Iterable[Any]:
 
 
 def _put(whole: dict[str, Any], key: str, value: Any) -> None:
-    """Change what was there; a version that does not tell something does not begin to."""
+    """Set a key that is there: what a version of the gateway does not report is not added."""
     if key in whole:
         whole[key] = value
 
 
 def _worst(order: Sequence[str], words: Iterable[str]) -> str | None:
-    """The last in ``order`` of those said; a word that is not in it is worse than all."""
+    """The word that comes last in ``order``; an unknown one counts as worst."""
     return max(words, key=lambda word: order.index(word) if word in order else len(order), default=None)

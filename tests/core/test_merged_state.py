@@ -7,8 +7,8 @@ from typing import Any
 
 from llmgw.core.breaker import BreakerRules, State
 from llmgw.core.fleet import BackendSpec, Fleet
+from llmgw.core.merged_state import BREAKERS, STANDINGS, merge_states
 from llmgw.core.standing import Standing
-from llmgw.core.united import BREAKERS, STANDINGS, united
 
 
 def state(**fields: Any) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def state(**fields: Any) -> dict[str, Any]:
 
 
 def test_parts_are_added_up_and_the_rest_is_the_firsts() -> None:
-    whole = united(
+    whole = merge_states(
         [
             state(in_flight=2, router="adaptive", refusals={"a": 1}, in_flight_by_key={"k": 1}),
             state(in_flight=3, router="other", refusals={"a": 2, "b": 1}, connections=4),
@@ -30,7 +30,7 @@ def test_parts_are_added_up_and_the_rest_is_the_firsts() -> None:
 
 
 def test_models_are_those_that_anybody_knows() -> None:
-    whole = united([state(models={"m": ["a"]}), state(models={"m": ["a", "b"], "n": ["b"]})])
+    whole = merge_states([state(models={"m": ["a"]}), state(models={"m": ["a", "b"], "n": ["b"]})])
     assert whole["models"] == {"m": ["a", "b"], "n": ["b"]}
 
 
@@ -39,7 +39,7 @@ def test_backends_are_one_each_with_the_worst_that_anybody_sees() -> None:
            "available": True, "standing": "ready", "kv_use": None, "cap": 4}  # fmt: skip
     two = {**one, "in_flight": 2, "breaker": "open", "breakers": {"m": "open", "n": "slow_start"},
            "ttft_s": None, "available": False, "standing": "what is new"}  # fmt: skip
-    whole = united([state(backends=[one]), state(backends=[two, {"id": "c", "in_flight": 1}])])
+    whole = merge_states([state(backends=[one]), state(backends=[two, {"id": "c", "in_flight": 1}])])
     assert whole["backends"] == [
         {"id": "b", "in_flight": 3, "breaker": "open", "breakers": {"m": "open", "n": "slow_start"},
          "ttft_s": 1.0, "available": False, "standing": "what is new", "kv_use": None, "cap": 4},
@@ -56,7 +56,7 @@ def test_a_fleets_own_picture_comes_through() -> None:
     fleet = Fleet(BreakerRules(), Random(1))
     fleet.put(BackendSpec("b", "http://b", models=("m",)), 0.0)
     picture = fleet.snapshot(1.0)
-    whole = united([state(backends=picture), state(backends=picture)])
+    whole = merge_states([state(backends=picture), state(backends=picture)])
     assert whole["backends"] == picture
 
 
@@ -64,9 +64,9 @@ def test_of_each_discovery_the_worker_that_is_out_of_touch_is_believed() -> None
     def state(*found: tuple[str, bool]) -> dict[str, Any]:
         return {"discovery": [{"name": name, "connected": connected} for name, connected in found]}
 
-    whole = united([state(("etcd", True), ("dns", False)), state(("etcd", False), ("dns", True))])
+    whole = merge_states([state(("etcd", True), ("dns", False)), state(("etcd", False), ("dns", True))])
     assert whole["discovery"] == [{"name": "etcd", "connected": False}, {"name": "dns", "connected": False}]
-    assert united([state(("etcd", True))])["discovery"] == [{"name": "etcd", "connected": True}]
+    assert merge_states([state(("etcd", True))])["discovery"] == [{"name": "etcd", "connected": True}]
 
 
 def test_traffic_limits_and_names_of_all_workers() -> None:
@@ -79,7 +79,7 @@ def test_traffic_limits_and_names_of_all_workers() -> None:
     }
     two = {**one, "running": 2, "requests": {"left": 1, "limit": 9}}
     other = {"policy": "cap", "key": None, "running": 1, "concurrent": 4, "tokens": {"left": 1, "limit": 2}}
-    whole = united(
+    whole = merge_states(
         [
             state(requests=2, rejected={"overloaded": 1}, key_names={"k": "ada"}, limits_used=[one]),
             state(requests=3, rejected={"overloaded": 2}, key_names={"l": "grace"}, limits_used=[two, other]),
@@ -99,9 +99,9 @@ def test_a_limit_that_all_workers_count_together_is_not_added_up() -> None:
     one = {"policy": "fair", "key": "k", "shared": True, "running": 1, "concurrent": 6}
     two = {**one, "running": 2, "requests": {"left": 1, "limit": 9}}
     one["requests"] = {"left": 3, "limit": 9}
-    whole = united([{"limits_used": [each]} for each in (one, two)])
+    whole = merge_states([{"limits_used": [each]} for each in (one, two)])
     assert whole["limits_used"] == [{**one, "running": 3, "requests": {"left": 1, "limit": 9}}]
-    alone = united([{"limits_used": [each]} for each in (one, {**two, "shared": False})])
+    alone = merge_states([{"limits_used": [each]} for each in (one, {**two, "shared": False})])
     assert alone["limits_used"][0]["requests"] == {"left": 4, "limit": 18}
 
 
@@ -115,11 +115,11 @@ def test_loads_under_way_are_those_of_all_workers() -> None:
         {"loading": {"backends": [], "under_way": {"m": waits}}},
         {},
     ]
-    whole = united(states)
+    whole = merge_states(states)
     assert whole["loading"] == {"backends": shelf, "under_way": {"m": runs, "n": waits}}
     assert whole["holding"] == {"m": 3, "n": 1}
 
 
 def test_the_longest_silence_is_told() -> None:
     states: list[dict[str, Any]] = [{"contact_age_s": {"a": 1.0, "b": 5.0}}, {"contact_age_s": {"a": 2.0}}]
-    assert united(states)["contact_age_s"] == {"a": 2.0, "b": 5.0}
+    assert merge_states(states)["contact_age_s"] == {"a": 2.0, "b": 5.0}
