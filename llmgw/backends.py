@@ -17,7 +17,7 @@ from twisted.logger import Logger, LogLevel
 from llmgw import plugins
 from llmgw.certificates import BadPair, read_pair
 from llmgw.config import BackendConfig, LoaderConfig, PluginConfig
-from llmgw.core.fleet import BackendSpec, Turned
+from llmgw.core.fleet import BackendSpec, BreakerChange
 from llmgw.core.http import HeadLimits
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.gateway.backend_http import Outbound
@@ -92,7 +92,7 @@ class Backends:
     def start(self) -> None:
         """Start watching."""
         self._running = True
-        self._fleet.turned = self._turned
+        self._fleet.breaker_changed = self._breaker_changed
         self._fleet.doubted = self._doubted
         for watch in self._watches.values():
             watch.start()
@@ -205,15 +205,15 @@ class Backends:
         if watch is not None:
             watch.look_soon()
 
-    def _turned(self, turned: Turned) -> None:
-        """A breaker has turned. Into the log, but not each trial that fails until it is back."""
-        place = (turned.backend_id, turned.model)
-        model = f" for {turned.model!r}" if turned.model else ""
-        if not turned.reason:
+    def _breaker_changed(self, change: BreakerChange) -> None:
+        """Log it, but not each failed trial until the backend is back."""
+        place = (change.backend_id, change.model)
+        model = f" for {change.model!r}" if change.model else ""
+        if not change.reason:
             self._out.discard(place)
             self.log.info(
                 "backend {backend}: its trials{model} went well; it is warmed up",
-                backend=turned.backend_id,
+                backend=change.backend_id,
                 model=model,
             )
         elif place not in self._out:
@@ -221,11 +221,11 @@ class Backends:
             self.log.warn(
                 "backend {backend}: taken out{model}, as its requests fail"
                 " ({streak} in a row, the last one: {reason}); tried again in {again} s",
-                backend=turned.backend_id,
+                backend=change.backend_id,
                 model=model,
-                streak=turned.streak,
-                reason=turned.reason,
-                again=max(1, round(turned.again_s)),
+                streak=change.streak,
+                reason=change.reason,
+                again=max(1, round(change.again_s)),
             )
 
     def _remove(self, id: str) -> None:

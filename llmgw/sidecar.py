@@ -24,7 +24,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from llmgw.core.steady import Steady
+from llmgw.core.fall_rise import FallRise
 from llmgw.discovery.etcd_client import EtcdClient
 from llmgw.discovery.etcd_protocol import NOT_FOUND, EtcdError, b64, error_of
 from llmgw.discovery.http_client import AwayError
@@ -83,7 +83,7 @@ class Sidecar:
         self._source = source
         self._target = target
         self._tell = tell
-        self._steady = Steady(keeping.fall, keeping.rise)
+        self._fall_rise = FallRise(keeping.fall, keeping.rise)
         self._document = keeping.told
         self._lease: str | None = None
         self._every_s = keeping.ttl_s / 3
@@ -120,10 +120,10 @@ class Sidecar:
         good = report.alive and not report.loading
         if good:
             self._document = _completed(self._keeping.told, report)
-        changed = self._steady.look(good)
+        changed = self._fall_rise.check(good)
         if changed:
             self._tell("healthy" if good else "unhealthy", detail=report.detail)
-        if changed or (self._steady.up and write_registration(self._document) != self._written):
+        if changed or (self._fall_rise.up and write_registration(self._document) != self._written):
             self._wake()
 
     # --- etcd ---
@@ -155,7 +155,7 @@ class Sidecar:
 
     async def _settle(self) -> None:
         """Make it so in etcd: registered, or not."""
-        if not self._steady.up:
+        if not self._fall_rise.up:
             await self._leave("unhealthy")
             return
         if self._lease is not None and not await self._is_alive(self._lease):

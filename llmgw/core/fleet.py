@@ -25,7 +25,7 @@ from typing import Any
 
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.hold import LOAD_S
-from llmgw.core.lease import Lease, Turned
+from llmgw.core.lease import BreakerChange, Lease
 from llmgw.core.member import CHECK_S, Member
 from llmgw.core.pools import Pool, Pools
 from llmgw.core.retry import retry_after
@@ -50,7 +50,7 @@ from llmgw.values import (
     Started,
 )
 
-__all__ = ["BackendSpec", "Down", "Fleet", "Lease", "Member", "Standing", "Turned"]
+__all__ = ["BackendSpec", "BreakerChange", "Down", "Fleet", "Lease", "Member", "Standing"]
 
 
 class Fleet:
@@ -64,7 +64,7 @@ class Fleet:
         nobody waits. What time alone brings back is not told.
     :ivar pressed: gets members of which some had no room, and whether none had; must
         not raise. ``None``: caps are not shared.
-    :ivar turned: gets what a breaker has done; must not raise. ``None``: nobody wants to know.
+    :ivar breaker_changed: gets every :class:`BreakerChange`; must not raise. ``None``: nobody listens.
     :ivar doubted: gets the id of a backend whose answer to a request says that it is loading its
         model, which no look has told; must not raise. ``None``: nobody wants to know.
     :ivar panics: how many choices were made in panic.
@@ -75,7 +75,7 @@ class Fleet:
         self.observe: Callable[[Event], None] | None = None
         self.freed: Callable[[str], None] | None = None
         self.pressed: Callable[[Sequence[Member], bool], object] | None = None
-        self.turned: Callable[[Turned], object] | None = None
+        self.breaker_changed: Callable[[BreakerChange], object] | None = None
         self.doubted: Callable[[str], object] | None = None
         self.panics = 0
         self.heard_s = -inf

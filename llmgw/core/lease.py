@@ -1,8 +1,8 @@
-"""One request's hold on one backend, and what its end teaches.
+"""One request's hold on one backend, and what its end says about the backend.
 
-A lease counts while it lives, measures the time to first token, and at its end
-tells the profile, the breaker and whoever observes the fleet. This is the one
-place that decides what an end says about a backend.
+A lease counts as in flight while it lives, measures the time to first token, and at its
+end informs the profile, the breaker and whoever observes the fleet. This is the only place
+that decides what the end of a request says about a backend.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from llmgw.core.member import Member
 
 NO_VERDICT = frozenset({"client_gone", "dropped", "deadline", "busy", "loading", "4xx"})
-"""Reasons of an end that say nothing about the backend; ``status_4…`` is another."""
+"""Reasons that say nothing about the backend; those that begin with ``status_4`` are others."""
 
 
-class Turned(Struct, frozen=True):
-    """A breaker has taken a backend out for a model, or lets it back in.
+class BreakerChange(Struct, frozen=True):
+    """A breaker has ejected a backend for a model, or lets it back in.
 
     :param model: empty where the backend's models are not known.
-    :param reason: the last failure's; empty when it is back.
+    :param reason: that of the last failure; empty if the backend is back.
     :param streak: failures of the backend in a row.
-    :param again_s: time until it is tried again.
+    :param again_s: seconds until it is tried again.
     """
 
     backend_id: str
@@ -40,10 +40,10 @@ class Turned(Struct, frozen=True):
 
 
 class Lease:
-    """One request's hold on one backend. Who takes it calls :meth:`drop` on its way
-    out, whatever happened, so that no count can leak.
+    """One request's hold on one backend. Whoever takes it must call :meth:`drop` in the end,
+    whatever happened, so that no count can leak.
 
-    :ivar moved_s: when its stream last moved; the relay may set it directly.
+    :ivar moved_s: monotonic time at which its stream last moved; the relay sets it directly.
     :ivar reason: how it ended; empty before.
     """
 
@@ -111,12 +111,12 @@ class Lease:
     ) -> None:
         """The attempt is over. Later calls do nothing.
 
-        ``ok`` with reason ``done`` is praise; not ``ok`` is blame unless the
-        reason is one of :data:`NO_VERDICT` or a 4xx status; all else says
-        nothing about the backend.
+        ``ok`` with reason ``done`` is a success of the backend. Not ``ok`` is its failure,
+        unless the reason is one of :data:`NO_VERDICT` or a 4xx status. Anything else says
+        nothing about it.
 
-        :param refused: nobody listened there.
-        :param busy_until_s: by its ``Retry-After``; no blame, but a pause.
+        :param refused: the connection was refused.
+        :param busy_until_s: monotonic time, from its ``Retry-After``: a pause, not a failure.
         """
         if self.reason:
             return
@@ -167,18 +167,18 @@ class Lease:
             freed(member.spec.id)
 
     def _tell(self, before: State, now_s: float) -> None:
-        """Whether it has taken the backend out, or let it back in."""
-        turned, breaker, member = self._fleet.turned, self._breaker, self._member
-        if turned is None or breaker.state is before:
+        """Report it if the breaker has ejected the backend, or let it back in."""
+        changed, breaker, member = self._fleet.breaker_changed, self._breaker, self._member
+        if changed is None or breaker.state is before:
             return
         key = member.key(self.request.model)
         if breaker.state is OPEN:
             again_s, streak = breaker.opens_again_s(now_s), member.view.failure_streak
-            turned(Turned(member.spec.id, key, member.fault, streak, again_s))
+            changed(BreakerChange(member.spec.id, key, member.fault, streak, again_s))
         elif breaker.state is SLOW_START:
-            turned(Turned(member.spec.id, key))
+            changed(BreakerChange(member.spec.id, key))
 
     def drop(self) -> None:
-        """Give it back with no verdict, if it was not finished. Later calls do nothing."""
+        """End it without a verdict, unless it has been finished. Later calls do nothing."""
         if not self.reason:
             self.finish(max(self._fleet.heard_s, self.moved_s, self.started_s), True, "dropped")

@@ -34,7 +34,7 @@ from llmgw.core.lines import (
     tokenise,
     whole_section,
 )
-from llmgw.core.nobody import NOBODY
+from llmgw.core.null_sink import NULL_SINK
 from llmgw.core.target import Target
 
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
@@ -171,7 +171,7 @@ class RequestReader:
         """The connection is given up: call the sink no more, from this very moment."""
         self._dead = True
         self._buffer = b""
-        self._sink = NOBODY
+        self._sink = NULL_SINK
         if self._chunks is not None:
             self._chunks.stop()
 

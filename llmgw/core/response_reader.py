@@ -30,7 +30,7 @@ from llmgw.core.lines import (
     tokenise,
     whole_section,
 )
-from llmgw.core.nobody import NOBODY
+from llmgw.core.null_sink import NULL_SINK
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _PREFIX = b"HTTP/1."
@@ -186,7 +186,7 @@ class ResponseReader:
         self.reusable = self._fresh = False
         self._dead = True
         self._take = _take_nothing
-        self._sink = NOBODY
+        self._sink = NULL_SINK
         if self._chunks is not None:
             self._chunks.stop()
 

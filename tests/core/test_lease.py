@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fleets import ALIVE, REFUSED, TIMEOUT, fail, fleet, report, request
 
-from llmgw.core.fleet import BackendSpec, Turned
+from llmgw.core.fleet import BackendSpec, BreakerChange
 from llmgw.errors import (
     GatewayError,
 )
@@ -115,32 +115,32 @@ def test_what_an_end_says_about_the_backend(ok: bool, reason: str, streak: int) 
 
 
 def test_what_a_breaker_does_is_told_with_the_reason() -> None:
-    seen: list[Turned] = []
+    seen: list[BreakerChange] = []
     subject = fleet(2)
-    subject.turned = seen.append
+    subject.breaker_changed = seen.append
     fail(subject, "b0", 1.0)
-    assert seen == [Turned("b0", "m", "reset", 5, 5.0)]
+    assert seen == [BreakerChange("b0", "m", "reset", 5, 5.0)]
     late = subject.lease("b0", request(), 2.0)
     late.finish(2.5, False, "cut")  # begun while it was out: nothing new
     assert len(seen) == 1
     subject.lease("b0", request(), 7.0).finish(7.0, False, "timeout_head")
-    assert seen[1:] == [Turned("b0", "m", "timeout_head", 7, 10.0)]
+    assert seen[1:] == [BreakerChange("b0", "m", "timeout_head", 7, 10.0)]
     for _ in range(2):
         subject.lease("b0", request(), 20.0).finish(20.0, True, "done")
     assert len(seen) == 2
     subject.lease("b0", request(), 20.0).first_token(20.0)
-    assert seen[2:] == [Turned("b0", "m")]
+    assert seen[2:] == [BreakerChange("b0", "m")]
     # At the end of its slow start it is as any other.
     subject.lease("b0", request(), 60.0).finish(60.0, False, "reset")
     assert len(seen) == 3
 
 
 def test_the_only_one_of_a_pool_that_fails_its_trial_is_no_news() -> None:
-    seen: list[Turned] = []
+    seen: list[BreakerChange] = []
     subject = fleet(1)
-    subject.turned = seen.append
+    subject.breaker_changed = seen.append
     subject.lease("b0", request(), 0.0).finish(0.0, False, "refused", refused=True)
-    assert seen == [Turned("b0", "m", "refused", 1, 1.0)]
+    assert seen == [BreakerChange("b0", "m", "refused", 1, 1.0)]
     trial = subject.lease("b0", request(), 0.5)  # begun before its time, over after it
     trial.finish(2.0, False, "reset")
     assert len(seen) == 1
@@ -157,14 +157,14 @@ def test_an_ejected_backend_says_why_in_its_picture() -> None:
 
 
 def test_where_models_are_not_known_no_callers_word_is_told() -> None:
-    seen: list[Turned] = []
+    seen: list[BreakerChange] = []
     subject = fleet(0)
-    subject.turned = seen.append
+    subject.breaker_changed = seen.append
     for name in ("a", "b"):
         subject.put(BackendSpec(name, f"http://{name}"), 0.0)
     for _ in range(5):
         subject.lease("a", request("from a caller"), 0.0).finish(0.0, False, "reset")
-    assert [turned.model for turned in seen] == [""]
+    assert [change.model for change in seen] == [""]
 
 
 def test_counts_hold_over_a_random_life() -> None:

@@ -1,13 +1,13 @@
-"""Up or down, by looks that may err: several in a row are wanted to change one's mind."""
+"""Up or down, from checks that may err: it takes several in a row to change the state (fall, rise)."""
 
 from __future__ import annotations
 
 
-class Steady:
-    """:param fall: bad looks in a row until it is down.
-
-    :param rise: good looks in a row until it is up again.
-    :ivar up: ``None`` before the first look, which counts alone: nothing is known to change.
+class FallRise:
+    """
+    :param fall: failed checks in a row until it is down.
+    :param rise: good checks in a row until it is up again.
+    :ivar up: ``None`` before the first check, which alone decides.
     """
 
     def __init__(self, fall: int, rise: int) -> None:
@@ -16,8 +16,8 @@ class Steady:
         self._rise = rise
         self._against = 0
 
-    def look(self, good: bool) -> bool:
-        """Take in a look. :return: whether it changed something."""
+    def check(self, good: bool) -> bool:
+        """Take in a check's result. :return: whether :attr:`up` has changed."""
         if self.up is None:
             self.up = good
             return True

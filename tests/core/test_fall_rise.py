@@ -1,10 +1,10 @@
-"""Up or down by several looks in a row."""
+"""Up or down by several checks in a row."""
 
 from __future__ import annotations
 
 import pytest
 
-from llmgw.core.steady import Steady
+from llmgw.core.fall_rise import FallRise
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ from llmgw.core.steady import Steady
     ],
 )
 def test_it_takes_three_to_fall_and_two_to_rise(looks: str, ups: str) -> None:
-    steady = Steady(fall=3, rise=2)
-    assert steady.up is None
+    state = FallRise(fall=3, rise=2)
+    assert state.up is None
     seen = ""
     before: bool | None = None
     for look in looks:
-        changed = steady.look(look == "+")
-        seen += "+" if steady.up else "-"
-        assert changed == (steady.up is not before)
-        before = steady.up
+        changed = state.check(look == "+")
+        seen += "+" if state.up else "-"
+        assert changed == (state.up is not before)
+        before = state.up
     assert seen == ups
