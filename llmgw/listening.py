@@ -184,11 +184,6 @@ class Sockets:
         """A UNIX socket's file that is ours to remove."""
         self._files.append(path)
 
-    @property
-    def accepts(self) -> bool:
-        """Whether this process takes connections."""
-        return self._accepts
-
 
 class _Reactor:
     """The reactor, but for what opens stream sockets."""

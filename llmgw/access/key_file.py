@@ -44,7 +44,6 @@ _COUNTS = {
     "max_response_bytes": 1,
 }
 """Whole numbers, and the least that each may be."""
-_FIELDS = frozenset(("name", "hash", "models", "criticality", "grammar", *_COUNTS, *_RATES, *_TIMES, *_FLAGS))
 
 
 class Key(Struct, frozen=True, kw_only=True, repr_omit_defaults=True):

@@ -52,14 +52,6 @@ class Bucket:
         self.at_s = now_s
         return self.level
 
-    def can_take(self, amount: float, now_s: float) -> bool:
-        """Whether ``amount`` may be taken now.
-
-        What is larger than the whole bucket could never pass by the plain rule.
-        It passes as soon as nothing is owed, and is paid for afterwards.
-        """
-        return self.deficit_s(amount, now_s) == 0.0
-
     def take(self, amount: float, now_s: float) -> float:
         """Charge ``amount``, allowed or not.
 
@@ -94,7 +86,11 @@ class Bucket:
         self.level = level
 
     def deficit_s(self, amount: float, now_s: float) -> float:
-        """Seconds until ``amount`` may be taken if nobody else takes any; 0 if it may now."""
+        """Seconds until ``amount`` may be taken if nobody else takes any; 0 if it may now.
+
+        An amount larger than the whole bucket could never be covered. It may be taken as soon
+        as nothing is owed, and is paid for afterwards.
+        """
         level = self.level if now_s == self.at_s else self.refill(now_s)
         if level + SLACK >= amount or (amount > self.burst and level > 0.0):
             return 0.0

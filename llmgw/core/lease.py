@@ -77,10 +77,6 @@ class Lease:
         """The backend it holds."""
         return self._member.backend
 
-    def moved(self, now_s: float) -> None:
-        """Its stream moved; call it per chunk."""
-        self.moved_s = now_s
-
     def first_token(self, now_s: float) -> None:
         """The first content-bearing event arrived. Later calls do nothing."""
         if self.reason or self.ttft_s is not None:

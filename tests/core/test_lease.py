@@ -71,7 +71,7 @@ def test_a_dropped_lease_is_returned_without_a_verdict() -> None:
     subject = fleet(1)
     subject.observe = seen.append
     lease = subject.lease("b0", request(), 1.0)
-    lease.moved(2.5)
+    lease.moved_s = 2.5
     lease.drop()
     lease.drop()
     view = subject.members["b0"].view

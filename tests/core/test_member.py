@@ -185,7 +185,7 @@ def test_time_outs_do_not_count_while_streams_move() -> None:
     """S-HLT-1."""
     subject = fleet(2)
     lease = subject.lease("b0", request(), 0.0)
-    lease.moved(20.0)
+    lease.moved_s = 20.0
     report(subject, "b0", [TIMEOUT] * 10, 30.0)
     assert ids(subject, 30.0) == ["b0", "b1"]
     report(subject, "b0", [TIMEOUT] * 3, 40.0)
