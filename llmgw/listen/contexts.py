@@ -27,6 +27,11 @@ CIPHERS = ":".join(
 )
 """For TLS 1.2: forward secrecy and authenticated encryption only. (1.3 has nothing else.)
 With :data:`GROUPS`: Mozilla's Server Side TLS, "intermediate"."""
+SUITES = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+"""For TLS 1.3. OpenSSL's clients put AES-256 first, whose SHA-384 makes a handshake dearer by a twentieth."""
+PRIORITIZE_CHACHA = 1 << 21
+"""Ours is the order, unless a client puts ChaCha20 first: it has no AES in hardware
+(``SSL_OP_PRIORITIZE_CHACHA``; pyOpenSSL has no name for it)."""
 GROUPS = "X25519:P-256:P-384"
 MINIMA = {"1.2": SSL.TLS1_2_VERSION, "1.3": SSL.TLS1_3_VERSION}
 ALPN = (b"http/1.1", b"http/1.0")
@@ -120,7 +125,9 @@ class Material:
         context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(MINIMA[self.files.minimum])
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
+        context.set_options(SSL.OP_CIPHER_SERVER_PREFERENCE | PRIORITIZE_CHACHA)
         context.set_cipher_list(CIPHERS.encode())
+        context.set_tls13_ciphersuites(SUITES.encode())
         set_groups(context)
         # A connection that waits holds no buffers.
         context.set_mode(SSL.MODE_RELEASE_BUFFERS)

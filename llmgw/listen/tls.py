@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from OpenSSL.SSL import Error, WantReadError, ZeroReturnError
 from twisted.internet.interfaces import IStreamServerEndpoint
+from twisted.internet.main import CONNECTION_LOST
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
-from zope.interface import directlyProvides, implementer, providedBy
+from zope.interface import Provides, implementer, providedBy
 
 from llmgw.certificates import BadPair, Pairs, now_utc
 from llmgw.errors import ConfigError, ConfigFault
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 BIO_BYTES = 32768
 SUBJECT_LENGTH = 256
+_LOST = Failure(CONNECTION_LOST)
 
 
 class TlsTransport(TLSMemoryBIOProtocol):
@@ -55,7 +57,7 @@ class TlsTransport(TLSMemoryBIOProtocol):
         self._send_at_once = send_at_once(transport)
         self._tlsConnection = self.factory._creatorCallable(self)
         self._appSendBuffer = []
-        directlyProvides(self, providedBy(transport))
+        self.__provides__ = Provides(type(self), providedBy(transport))
         self.connected = 1
         self.transport = transport
         self.factory.registerProtocol(self)
@@ -106,6 +108,14 @@ class TlsTransport(TLSMemoryBIOProtocol):
         if quiet:
             # Whatever it was, it may want an answer: an alert, a KeyUpdate.
             self._flushSendBIO()
+
+    def connectionLost(self, reason: Any) -> None:
+        # Each record was read when its last byte came. Twisted's has OpenSSL look once more, and
+        # turns what that finds, an end without a goodbye, into the same words.
+        if not self._lostTLSConnection:
+            self._lostTLSConnection = True
+            self._reason = self._reason or _LOST
+        super().connectionLost(reason)
 
     def _tlsShutdownFinished(self, reason: Any) -> None:
         lost_before = self._lostTLSConnection

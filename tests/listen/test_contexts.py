@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,44 @@ def test_ticket_keys_live_half_a_day(files: TlsFiles) -> None:
     now_s[0] += 2
     assert not connect(session).session_reused
     assert connect(connect().session).session_reused
+
+
+OLD_NAMES = {
+    "TLS_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+}
+"""Suites of TLS 1.3, and what they were in 1.2."""
+AES_128, AES_256, CHACHA = OLD_NAMES
+
+
+@pytest.mark.parametrize("version", [SSL.TLS1_2_VERSION, SSL.TLS1_3_VERSION])
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [
+        ([AES_256, CHACHA, AES_128], AES_128),
+        ([CHACHA, AES_256, AES_128], CHACHA),
+        ([AES_256, CHACHA], AES_256),
+    ],
+)
+def test_the_cheapest_suite_is_taken_unless_the_client_has_no_aes(
+    files: TlsFiles, version: int, offered: list[str], taken: str
+) -> None:
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.set_max_proto_version(version)
+    context.set_tls13_ciphersuites(":".join(offered).encode())
+    context.set_cipher_list(":".join(OLD_NAMES[each] for each in offered).encode())
+    client = SSL.Connection(context, None)
+    server = Contexts(files.read(), lambda: 0.0).serverConnectionForTLS(None)
+    client.set_connect_state()
+    server.set_accept_state()
+    for _ in range(3):
+        for side, other in ((client, server), (server, client)):
+            with suppress(SSL.WantReadError):
+                side.do_handshake()
+            with suppress(SSL.WantReadError):
+                other.bio_write(side.bio_read(65536))
+    assert client.get_cipher_name() in (taken, OLD_NAMES[taken])
 
 
 def test_a_connection_takes_what_is_in_use_when_it_begins(files: TlsFiles, tmp_path: Path) -> None:
