@@ -160,7 +160,8 @@ http {{
   keepalive_requests 100000000; keepalive_timeout 300;
   client_body_temp_path b; proxy_temp_path p; fastcgi_temp_path f; uwsgi_temp_path u; scgi_temp_path s;
   upstream mock {{ server 127.0.0.1:{mock_port}; keepalive 4096; keepalive_requests 100000000; }}
-  ssl_certificate {cert}; ssl_certificate_key {key}; ssl_session_cache shared:s:10m; ssl_protocols TLSv1.2 TLSv1.3;
+  ssl_certificate {cert}; ssl_certificate_key {key}; ssl_protocols TLSv1.2 TLSv1.3;
+  ssl_session_cache shared:s:10m;
   server {{
     listen 127.0.0.1:{port} backlog=4096; listen 127.0.0.1:{tls_port} ssl backlog=4096;
     location / {{

@@ -16,6 +16,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmgw.proc_file import ProcFile
+
 OWN_SHARE = 0.05
 """Below this share of the limit the process itself is not what fills the group."""
 
@@ -57,6 +59,7 @@ class Memory:
 
     def __init__(self, limit_bytes: int | None = None, root: str = "/") -> None:
         self._root = Path(root)
+        self._statm = ProcFile(str(self._root / "proc/self/statm"))
         self._folder: Path | None = None
         self._version = 2
         self.limit_bytes = limit_bytes
@@ -92,10 +95,9 @@ class Memory:
 
     def _own_bytes(self) -> int | None:
         try:
-            pages = (self._root / "proc/self/statm").read_text().split()[1]
-        except (OSError, IndexError):
+            return int(self._statm.read().split()[1]) * _PAGE_BYTES
+        except (OSError, ValueError, IndexError):
             return None
-        return int(pages) * _PAGE_BYTES
 
     def _find_limit(self) -> None:
         total = _stat(self._root / "proc/meminfo", "MemTotal:") * 1024

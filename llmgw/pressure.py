@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from llmgw.core.overload import CALM_S, Ladder, Level, OverloadRules
 from llmgw.memory import Memory
+from llmgw.proc_file import ProcFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +64,7 @@ class Pressure:
         self._observe = observe
         self._reactor = reactor
         self._clock = clock
-        self._waited = waited_s if waited_s is not None else cpu_wait_s
+        self._waited = waited_s if waited_s is not None else CpuWait()
         self._make_memory = memory
         self._due_s = 0.0
         self._waited_s = 0.0
@@ -166,13 +167,18 @@ class Pressure:
         )
 
 
-def cpu_wait_s() -> float:
-    """Seconds this thread was ready to run and had no processor; 0 where the system does not tell.
+class CpuWait:
+    """How long one thread, the first to ask, was ready to run and had no processor.
 
     :source: Linux ``Documentation/scheduler/sched-stats.rst``, ``/proc/<pid>/schedstat``.
     """
-    try:
-        with open("/proc/thread-self/schedstat", "rb") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+
+    def __init__(self) -> None:
+        self._file = ProcFile("/proc/thread-self/schedstat")
+
+    def __call__(self) -> float:
+        """Seconds since the thread's start; 0 where the system does not tell."""
+        try:
+            return int(self._file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from llmgw.config import OverloadConfig
 from llmgw.core.overload import Level
-from llmgw.pressure import BEAT_S, Pressure, cpu_wait_s
+from llmgw.pressure import BEAT_S, CpuWait, Pressure
 
 
 class Site:
@@ -181,6 +181,7 @@ def test_new_figures_count_from_the_next_beat() -> None:
 
 
 def test_the_kernel_tells_how_long_we_waited() -> None:
+    cpu_wait_s = CpuWait()
     before_s = cpu_wait_s()
     begun = time.monotonic()
     while time.monotonic() - begun < 0.01:

@@ -24,7 +24,8 @@ from twisted.internet.main import CONNECTION_LOST
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory, TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
-from zope.interface import Provides, implementer, providedBy
+from zope.interface import implementer, providedBy
+from zope.interface.declarations import Provides
 
 from llmgw.certificates import BadPair, Pairs, now_utc
 from llmgw.errors import ConfigError, ConfigFault
@@ -109,7 +110,7 @@ class TlsTransport(TLSMemoryBIOProtocol):
             # Whatever it was, it may want an answer: an alert, a KeyUpdate.
             self._flushSendBIO()
 
-    def connectionLost(self, reason: Any) -> None:
+    def connectionLost(self, reason: Any = _LOST) -> None:
         # Each record was read when its last byte came. Twisted's has OpenSSL look once more, and
         # turns what that finds, an end without a goodbye, into the same words.
         if not self._lostTLSConnection:

@@ -40,7 +40,7 @@ from llmgw.workers.messages import (
 from llmgw.workers.setup import as_worker, config_of
 
 LAST_WORDS_S = 2.0
-ROUNDS_PER_S = 10
+ROUNDS_PER_S = 4
 """How often the worker looks whether what it told of itself is still true."""
 FIGURES = ("state", "metrics_text")
 """Our status goes before the answer to these, so that what the parent says of each worker adds up to it."""
