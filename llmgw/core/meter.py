@@ -1,18 +1,16 @@
-"""What the gateway learns from an answer's bytes while it passes them on.
+"""What the gateway learns from the bytes of a response while it forwards them.
 
-A :class:`Meter` watches one attempt's response body: when the first content
-arrived, how many tokens it took by the backend's word, how fast it went, and
-whether it came to a proper end. It changes nothing and never raises, whatever
-the bytes are.
+A :class:`Meter` watches one attempt's response body: when the first content arrived, how
+many tokens were used according to the backend, how fast they came, and whether the response
+was complete. It changes nothing and never raises, whatever the bytes are.
 
 Known weaknesses:
 
-1. Once content has been seen, every event that carries neither an end nor
-   usage, timings or an error counts as content; a role-only chunk of a second
-   choice is counted too.
-2. One event may carry several tokens (llama-server holds text back while it
-   might be a stop string), so ``content_events`` is a lower bound on tokens.
-3. With several choices, the first one's end makes the stream ``finished``.
+1. After the first content, every event without an end, usage, timings or an error counts as
+   content; so does a role-only chunk of a second choice.
+2. One event may carry several tokens (llama-server holds back text that might be a stop
+   string), so ``content_events`` is a lower bound of the tokens.
+3. With several choices, the end of the first one makes the stream ``finished``.
 """
 
 from __future__ import annotations
@@ -20,15 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from llmgw.core.ndjson import LineSplitter
 from llmgw.core.payload import UNREADABLE, Said, Timings, Tokens, read, read_body, read_fragment
-from llmgw.core.sse import EVENT_LIMIT, Event, EventSplitter
+from llmgw.core.sse import EventSplitter
 from llmgw.core.usual import plain_test, read_chunk, read_completion
 from llmgw.values import Usage
 
 _BODY_LIMIT = 1 << 20
 _EDGE = 1 << 16
-"""Bytes kept of each end of a body over the limit: llama-server writes the
-usage of embeddings before the vectors, others write it last."""
+"""Bytes kept of the beginning and of the end of a body over the limit: llama-server writes
+the usage of embeddings before the vectors, others write it last."""
 
 _KINDS = {
     b"text/event-stream": "sse",
@@ -40,7 +39,7 @@ _KINDS = {
 
 
 _OPENAI = frozenset(("chat", "completion"))
-"""Dialects of ``choices``, in which usage and ``[DONE]`` follow a finish reason."""
+"""Dialects with ``choices``, in which usage and ``[DONE]`` follow a finish reason."""
 _NAMED = frozenset(("messages", "responses"))
 """Dialects whose events have names."""
 
@@ -52,53 +51,51 @@ def _kind(content_type: bytes | None) -> str:
 
 
 class Meter:
-    """Watches one answer. ``begin`` once, ``feed`` per read, ``end`` if it ended cleanly.
+    """Watches one response: ``begin`` once, ``feed`` per read, ``end`` if it ended cleanly.
 
-    All times are monotonic seconds as given by the caller. What one answer has
-    no need of is never made: values that most answers do not change are the class's.
+    All times are monotonic seconds, given by the caller. To save memory, fields that most
+    responses do not set are class attributes until they are set.
 
     :param dialect: ``chat``, ``completion``, ``native``, ``responses``,
         ``messages``, ``embedding`` or ``other``; a wrong one costs speed only.
-    :param prompts: how many prompts the request held (``/v1/completions`` and
-        ``/completion`` take a list), for adding up what each choice tells.
-    :param n: how many choices it wanted for each.
+    :param prompts: the number of prompts in the request (``/v1/completions`` and
+        ``/completion`` take a list), for adding up the usage of single choices.
+    :param n: the number of choices requested for each prompt.
     """
 
     kind = "other"
-    """``sse``, ``ndjson``, ``json`` or ``other``, by the content type."""
+    """``sse``, ``ndjson``, ``json`` or ``other``, from the content type."""
     status = 0
     head_s: float | None = None
     first_byte_s: float | None = None
     first_content_s: float | None = None
-    """Arrival of the first event that carries content; of the first body
-    byte where the answer is no stream."""
+    """Arrival of the first event with content; of the first body byte if the response is
+    not a stream."""
     last_content_s: float | None = None
     last_s: float | None = None
     events = 0
     """Events with data, ``[DONE]`` included, or NDJSON lines."""
     content_events = 0
     finished = False
-    """The answer said that it is complete: a finish reason, ``[DONE]``,
-    ``message_stop``, ``response.completed``, ``stop`` or ``done``; for
-    other bodies, it ended cleanly."""
+    """The stream has declared itself complete: a finish reason, ``[DONE]``, ``message_stop``,
+    ``response.completed``, ``stop`` or ``done``. Other bodies: it ended cleanly."""
     closed = False
-    """The stream has said its last event: nothing can follow but its end.
-    A finish reason is not the last word of the OpenAI dialects, since usage
-    and ``[DONE]`` follow."""
+    """The stream's last event has come: only the end of the body can follow. In the OpenAI
+    dialects a finish reason is not the last event, since usage and ``[DONE]`` follow."""
     done_marker = False
     """``[DONE]`` was seen."""
     error: str | None = None
-    """Short message of an error event or error body."""
+    """A short message from an error event or error body."""
     prompt_s: float | None = None
-    """Seconds the backend spent reading the uncached part of the prompt."""
+    """Seconds that the backend spent on the uncached part of the prompt."""
     timings_seen = False
-    """The backend told its own timings."""
+    """The backend has reported its own timings."""
 
-    _reader: EventSplitter | _Lines | None = None  # for streams
+    _reader: EventSplitter | LineSplitter | None = None  # for streams
     _plain: Callable[[bytes], object] | None = None
-    _ready: Callable[[bytes], object] | None = None  # the same, while between two events
-    _prefix = b"data: {"  # seven bytes with which an event begins,
-    _start = 6  # and where its data then does, if that is sure
+    _ready: Callable[[bytes], object] | None = None  # ``_plain`` while between two events
+    _prefix = b"data: {"  # the first seven bytes of a plain event,
+    _start = 6  # and the offset of its data; 0: to be searched for
     _body: bytes | bytearray = b""
     _head = b""
     _opening: Tokens | None = None
@@ -119,17 +116,17 @@ class Meter:
     # -- bytes in ---------------------------------------------------------
 
     def begin(self, status: int, content_type: bytes | None, now_s: float) -> None:
-        """The response head arrived."""
+        """The response head has arrived."""
         self.status = status
         self.head_s = now_s
         self.kind = kind = _kind(content_type)
         if kind == "sse":
             self._reader = EventSplitter()
         elif kind == "ndjson":
-            self._reader = _Lines()
+            self._reader = LineSplitter()
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """One read's bytes of the body, de-chunked; they may be cut anywhere."""
+        """Take the body bytes of one read, without their framing; they may be cut anywhere."""
         if self._ready is not None and self.takes_plain(data, 0, len(data), now_s):
             return
         self.last_s = now_s
@@ -150,14 +147,14 @@ class Meter:
             self._keep(data)
 
     def takes_plain(self, data: bytes, start: int, stop: int, now_s: float) -> bool:
-        """Take one read's bytes, ``data[start:stop]``, if they are the usual ones of a running
-        stream: one whole event that adds a piece and says nothing else.
+        """Take the bytes of one read, ``data[start:stop]``, if they are what most reads of a
+        running stream are: one whole event that adds a piece of content and nothing else.
 
-        :return: whether they were; else nothing was taken, and :meth:`feed` is asked.
+        :return: whether they were taken; if not, the caller hands them to :meth:`feed`.
         """
         plain = self._ready
-        # JSON refuses a second event after the first. Slices are quicker here than
-        # startswith() and endswith().
+        # With a second event behind the first the data would not parse as JSON. Slices are
+        # quicker here than startswith() and endswith().
         if plain is None or data[start : start + 7] != self._prefix or data[stop - 2 : stop] != b"\n\n":
             return False
         try:
@@ -171,7 +168,7 @@ class Meter:
         return True
 
     def end(self, now_s: float) -> None:
-        """The body ended cleanly. A body that was cut must not come here."""
+        """The body ended cleanly. Not to be called for one that was cut off."""
         self.last_s = now_s
         if self._reader is not None:
             for _, payload in self._reader.flush():
@@ -181,20 +178,20 @@ class Meter:
         if self.kind == "json":
             self._read_kept()
 
-    # -- what was learnt --------------------------------------------------
+    # -- what was found ---------------------------------------------------
 
     @property
     def incomplete(self) -> bool:
-        """A stream that has not said that it is complete; ask when it is over.
+        """A stream has ended without declaring itself complete; only meaningful at its end.
 
-        An event too long to be looked at may have said it: no verdict then.
+        ``False`` also after an event too long to be read, which may have declared it.
         """
         reader = self._reader
         return reader is not None and not (self.finished or reader.oversize)
 
     @property
     def cut_in_event(self) -> bool:
-        """The bytes so far stop inside an event: a line of ours needs a blank line first."""
+        """The bytes so far stop inside an event: an event of our own needs a blank line first."""
         return self._reader is not None and self._reader.in_event
 
     @property
@@ -204,9 +201,9 @@ class Meter:
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens by the backend's word, once it has told.
+        """Tokens according to the backend; ``None`` until it reports some.
 
-        Running figures (``timings_per_token``) count as told.
+        Running figures (``timings_per_token``) count as well.
         """
         timed = self._timed
         told = self._told or timed
@@ -222,9 +219,10 @@ class Meter:
         return Usage(prompt or 0, cached or 0, told.output or 0)
 
     def estimated_usage(self, prompt_estimate: int) -> Usage:
-        """The best figure there is: told, or the prompt's estimate and the events counted.
+        """The best figure there is: the reported usage, or the estimate of the prompt and the
+        number of content events.
 
-        :param prompt_estimate: tokens, used when the backend never told.
+        :param prompt_estimate: tokens of the prompt, used if the backend reports none.
         """
         usage = self.usage
         if usage is not None and (self.finished or usage.output_tokens >= self.content_events):
@@ -241,7 +239,7 @@ class Meter:
 
     @property
     def token_rate(self) -> float | None:
-        """Output tokens per second: the backend's figure, else content events over time."""
+        """Output tokens per second: the backend's figure, or else content events over time."""
         if self._rate is not None:
             return self._rate
         if self.content_events < 2 or self.first_content_s is None or self.last_content_s is None:
@@ -320,7 +318,7 @@ class Meter:
         self._timed = self._sum(self._timed_ends)
 
     def _add(self, told: Tokens, said: Said) -> Tokens:
-        """llama-server tells each choice's tokens by itself; others tell the sum, last.
+        """The usage so far. llama-server reports it for each choice, others the sum at the end.
 
         Choices of one prompt share its tokens; each of several prompts has its own.
         """
@@ -337,7 +335,7 @@ class Meter:
         return self._sum(self._ends)
 
     def _sum(self, ends: dict[int, Tokens]) -> Tokens:
-        """Of what each choice told."""
+        """The sum over choices that were reported one by one."""
         if len(ends) == 1:
             return next(iter(ends.values()))
         share = self._prompts / len(ends)
@@ -350,8 +348,8 @@ class Meter:
         )
 
     def _multiply(self, said: Said) -> None:
-        """In one piece llama-server tells the tokens of the first choice alone. The best guess is
-        that the others are like it."""
+        """In a response that is not streamed llama-server reports the tokens of the first choice
+        only. The best guess is that the others are like it."""
         told = said.told
         if told is None or said.choice is not None or said.timings is None:
             return
@@ -364,7 +362,7 @@ class Meter:
     def _keep(self, data: bytes) -> None:
         body = self._body
         if not body and len(data) <= _BODY_LIMIT:
-            self._body = data  # all of it, more often than not
+            self._body = data  # usually all of it
             return
         if isinstance(body, bytes):
             self._body = body = bytearray(body)
@@ -386,45 +384,3 @@ class Meter:
         for one in said:
             self._multiply(one)
             self._learn(one)
-
-
-class _Lines:
-    """NDJSON: one object a line, as Ollama streams; told as events without a name."""
-
-    __slots__ = ("_dropping", "_pending", "oversize")
-
-    idle = False
-
-    def __init__(self) -> None:
-        self._pending = b""
-        self._dropping = False
-        self.oversize = 0
-
-    @property
-    def in_event(self) -> bool:
-        return bool(self._pending) or self._dropping
-
-    @property
-    def at_line_start(self) -> bool:
-        return not self.in_event
-
-    def feed(self, data: bytes) -> list[Event]:
-        *lines, rest = data.split(b"\n")
-        if not lines:
-            rest = b"" if self._dropping else self._pending + rest
-        elif self._dropping:
-            self._dropping = False
-            del lines[0]
-        else:
-            lines[0] = self._pending + lines[0]
-        if len(rest) > EVENT_LIMIT:
-            self.oversize += 1
-            self._dropping = True
-            rest = b""
-        self._pending = rest
-        self.oversize += sum(len(line) > EVENT_LIMIT for line in lines)
-        return [(None, line) for line in lines if len(line) <= EVENT_LIMIT and line.strip()]
-
-    def flush(self) -> list[Event]:
-        pending, self._pending = self._pending, b""
-        return [(None, pending)] if pending.strip() else []
