@@ -133,7 +133,11 @@ class Answering:
         if meter.kind == "sse" or (meter.kind == "ndjson" and self.route.errors == OLLAMA):
             self.incoming.send(
                 answers.error_event(
-                    error, self.route.errors, self.route.dialect, inside_event=meter.cut_in_event
+                    error,
+                    self.route.errors,
+                    self.route.dialect,
+                    inside_event=meter.cut_in_event,
+                    number=meter.events,
                 )
             )
 

@@ -75,11 +75,17 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def error_event(error: GatewayError, dialect: str, meter_dialect: str, *, inside_event: bool) -> bytes:
+def error_event(
+    error: GatewayError, dialect: str, meter_dialect: str, *, inside_event: bool, number: int = 0
+) -> bytes:
     """An error as the last event of a stream.
+
+    In ``/v1/responses`` it says all twice: flat, as the API's reference has it, and within ``error``,
+    as OpenAI sends it and its clients look for what they raise.
 
     :param inside_event: the backend was cut inside an event; a blank line first
         ends that fragment, so that the error is an event of its own.
+    :param number: how many events came before, which ``/v1/responses`` counts from 0.
     """
     start = b"\n\n" if inside_event else b""
     if dialect == OLLAMA:
@@ -87,7 +93,8 @@ def error_event(error: GatewayError, dialect: str, meter_dialect: str, *, inside
     if dialect == ANTHROPIC:
         return start + b"event: error\ndata: " + error_body(error, dialect) + b"\n\n"
     if meter_dialect == "responses":
-        body = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+        told = _openai(error)
+        body = {**told, "type": "error", "sequence_number": number, "error": told}
         return start + b"event: error\ndata: " + _encode(body) + b"\n\n"
     return start + b"data: " + error_body(error, dialect) + b"\n\n"
 

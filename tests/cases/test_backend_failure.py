@@ -138,12 +138,24 @@ def last_event(body: bytes) -> tuple[str | None, Any]:
     return name.decode() if name else None, json.loads(fields[b"data"])
 
 
+def is_error_of_responses(data: Any, code: str) -> bool:
+    """Flat as in OpenAI's reference, and nested, which is what makes OpenAI's own clients raise it."""
+    flat = {"type", "code", "message", "param", "sequence_number"}
+    told = data["error"]
+    return (
+        set(data) == {*flat, "error"}
+        and data["type"] == "error"
+        and data["code"] == told["code"] == code
+        and data["message"] == told["message"]
+    )
+
+
 def is_error_of(path: str, name: str | None, data: Any, code: str) -> bool:
     """The event tells of ``code`` as clients of ``path`` expect it."""
     if path == "/v1/messages":
         return name == "error" and data["type"] == "error" and {"type", "message"} <= set(data["error"])
     if path == "/v1/responses":
-        return name == "error" and data["type"] == "error" and bool(data["code"] == code)
+        return name == "error" and is_error_of_responses(data, code)
     return name is None and bool(data["error"]["code"] == code) and "message" in data["error"]
 
 
@@ -173,6 +185,8 @@ def test_s_die_1_s_die_5_cut_between_events(fleet: Scene, path: str, end: str) -
     assert is_error_of(path, *last_event(answer.body), code="upstream_error")
     assert answer.body.count(b"\n\n") == len(DIALECTS[path]) + 1
     assert b"[DONE]" not in answer.body
+    if path == "/v1/responses":
+        assert last_event(answer.body)[1]["sequence_number"] == len(RESPONSES)
     assert blamed == 1
     fleet.expect(id, outcome="cut", status=200)
 

@@ -162,7 +162,8 @@ def test_errors_after_pings_have_the_form_of_the_api(gateway: Gateway, broken: I
     assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
     data = ask(gateway, next(broken), "sse", "/v1/responses", stream=True)
     told = json.loads(data.rpartition(b"event: error\ndata: ")[2].partition(b"\n\n")[0])
-    assert (told["type"], told["code"]) == ("error", "model_loading")
+    assert (told["type"], told["code"], told["sequence_number"]) == ("error", "model_loading", 0)
+    assert told["error"]["code"] == "model_loading"
 
 
 def test_time_that_is_over_is_an_event_too(gateway: Gateway) -> None:
