@@ -95,6 +95,15 @@ ROUTES: dict[str, Route] = {
     ]
 }
 
+NOT_OFFERED = frozenset(
+    f"/api/{name}"
+    for name in (
+        *("copy", "create", "delete", "embed", "embeddings"),
+        *("ps", "pull", "push", "show", "version"),
+    )
+)
+"""What else an Ollama has, and its clients ask for."""
+
 MODEL_PREFIX = "/v1/models/"
 MODEL = Route("/v1/models/{id}", methods=_READ, body="", local="model")
 

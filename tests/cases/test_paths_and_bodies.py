@@ -184,6 +184,17 @@ def test_s_path_3_extra_slashes_are_a_404_in_json(
     assert received == []
 
 
+@pytest.mark.parametrize("path", ["/api/embed", "/api/show", "/api/version", "/api/ps", "/api/pull"])
+def test_what_ollama_has_and_we_do_not_is_told_in_its_form(
+    gateway: Gateway, received: list[Received], path: str
+) -> None:
+    """Its clients show ``error`` as it is; an object there is ``[object Object]``."""
+    for request in (get(path), post(path)):
+        answer = gateway.ask(request, "GET")
+        assert (answer.status, answer.json) == (404, {"error": f"no such path: {path}"})
+    assert received == []
+
+
 def test_every_error_on_a_path_quotes_it_safely(gateway: Gateway) -> None:
     answer = gateway.ask(get("/" + "<script>" * 400))
     assert answer.status == 404
