@@ -22,6 +22,7 @@ from llmgw.config import BackendConfig, is_local_url, parse_backend, port_of
 from llmgw.core.allowed import AllowList
 from llmgw.core.hold_down import HoldDown, HoldRules
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, PluginError
+from llmgw.foreign import at_most
 from llmgw.plain_files import read_plain
 from llmgw.wire.pool import tls_options
 
@@ -116,7 +117,7 @@ class Source:
         if stopping is None:
             return succeed(None)
         # Nobody's plugin keeps the gateway from ending.
-        return maybeDeferred(stopping.stop).addTimeout(STOP_S, self._reactor)
+        return at_most(STOP_S, maybeDeferred(stopping.stop), self._reactor)
 
     def judge_again(self) -> None:
         """Other rules hold now: what was told last is taken in anew."""

@@ -6,10 +6,11 @@ which dropin an object came from, and why a dropin could not be imported.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -198,6 +199,17 @@ def unverified(interface: type[Interface], candidate: Any) -> str:
         verifyObject(interface, candidate)
     except Invalid as error:
         return " ".join(str(error).split())
+    return ""
+
+
+def not_plain(candidate: Any, methods: Iterable[str]) -> str:
+    """Which of ``methods``, where they are there, does nothing yet when it is called; ``""`` if none."""
+    for name in methods:
+        method = getattr(candidate, name, None)
+        if inspect.iscoroutinefunction(method):
+            return f"`{name}` is written with `async def`, and is called as a plain function"
+        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            return f"`{name}` is a generator, and is called as a plain function"
     return ""
 
 

@@ -257,7 +257,8 @@ class IRateLimiter(Interface):
         """The request is over: give back concurrency, and correct the tokens.
 
         Called exactly once for each reservation. ``used=None`` means the request
-        never reached a backend: return all it was charged.
+        never reached a backend: return all it was charged. A Deferred that it returns
+        is not waited for; its failure is logged.
         """
 
 

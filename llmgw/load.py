@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 from llmgw.core.placement import Nowhere, Place, Wait
 from llmgw.core.standing import Standing
 from llmgw.errors import GatewayError, LoadUndone, ModelLoading
+from llmgw.foreign import at_most
 from llmgw.load_locks import Told
 
 if TYPE_CHECKING:
@@ -184,11 +185,11 @@ class Load:
         self.shelf, self.begun_s = shelf, self._clock()
         shelf.mark(model, "loading")
         self.log.info("backend {backend}: loading {model}", backend=shelf.id, model=model)
-        loading: Deferred[None] = maybeDeferred(shelf.loader.load, model)
+        give_up_s = self._loads.config.give_up_s
+        loading: Deferred[None] = at_most(give_up_s, maybeDeferred(shelf.loader.load, model), self._reactor)
         # Whoever sees it first: a look may be ahead of the loader's own.
         arrived: Deferred[None] = Deferred(lambda _: loading.cancel())
         shelf.loading[model] = arrived
-        loading.addTimeout(self._loads.config.give_up_s, self._reactor)
 
         def ended(outcome: Any) -> None:
             if arrived.called:
@@ -278,7 +279,7 @@ class Load:
             loads.heard[model, told.backend] = told.id
         if isinstance(error, TimeoutError):
             try:  # given up by us, so by its backend too
-                await shelf.loader.unload(model).addTimeout(LOOKS_S, self._reactor)
+                await at_most(LOOKS_S, maybeDeferred(shelf.loader.unload, model), self._reactor)
             except CancelledError:
                 raise
             except Exception as still:

@@ -180,6 +180,10 @@ class Operations:
                 "Requests that passed without limits, as the limiter gave no answer.",
                 gateway.limiter_degraded,
             ),
+            "llmgw_limiter_faults": (
+                "Times the rate limiter failed otherwise, as in settling.",
+                gateway.limiter_faults,
+            ),
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
             "llmgw_filter_faults": ("Times a request filter failed.", gateway.filters.faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),

@@ -21,14 +21,24 @@ is not seen by Twisted and therefore not by us.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from twisted.cred.checkers import ICredentialsChecker
 from twisted.cred.strcred import InvalidAuthArgumentString
 
-from llmgw.dropins import CREDENTIALS, KINDS, BrokenDropin, Found, one_line, owners_of, survey, unverified
+from llmgw.dropins import (
+    CREDENTIALS,
+    KINDS,
+    BrokenDropin,
+    Found,
+    not_plain,
+    one_line,
+    owners_of,
+    survey,
+    unverified,
+)
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, ConfigFault, PluginError
 from llmgw.interfaces import (
     IDiscovery,
@@ -64,6 +74,17 @@ PRODUCTS: Mapping[str, Any] = {
     CREDENTIALS: ICredentialsChecker,
 }
 """What the factories of each kind must build."""
+
+PLAIN: Mapping[Any, Sequence[str]] = {
+    IRouter: ("choose", "observe", "adapt"),
+    IOrderingRouter: ("order",),
+    IHealthSource: ("start", "stop", "look_soon"),
+    IRequestFilter: ("check",),
+    IRateLimiter: ("admit", "settle", "top_up", "gauges", "use_store"),
+    IDiscovery: ("start",),
+    IModelLoader: ("start",),
+}
+"""Methods that do their work when they are called."""
 
 
 class PluginInfo(Struct, frozen=True):
@@ -153,7 +174,7 @@ def build(kind: str, name: str, options: Mapping[str, Any] | str, *args: Any, wh
     if IOrderingRouter.providedBy(product):
         product_kinds.append(IOrderingRouter)
     for interface in product_kinds:
-        fault = unverified(interface, product)
+        fault = unverified(interface, product) or not_plain(product, PLAIN.get(interface, ()))
         if fault:
             raise PluginError(f"{at}{kind} {name!r} built something unfit: {fault}")
     return product

@@ -41,6 +41,7 @@ from llmgw.core.retry import RetryBudget
 from llmgw.daemon import NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, stop_all
 from llmgw.discoveries import Discoveries
 from llmgw.errors import PLUGIN_FAULTS
+from llmgw.foreign import at_most
 from llmgw.gateway.access_log import AccessLog
 from llmgw.gateway.gateway import Gateway
 from llmgw.gathering import Faults
@@ -297,7 +298,7 @@ class GatewayService(Daemon):
         """It may be a plugin's: what it does must not keep the process."""
         stopping = maybeDeferred(getattr(self.gateway.limiter, "stop", lambda: None))
         try:
-            await stopping.addTimeout(STOP_S, self.reactor)
+            await at_most(STOP_S, stopping, self.reactor)
         except PLUGIN_FAULTS:
             self.log.failure("the rate limiter plugin did not stop")
 

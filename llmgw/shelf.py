@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from llmgw.core.placement import Instance, Resident
 from llmgw.core.stock import Stock, states_of
 from llmgw.errors import ForeignServer
+from llmgw.foreign import at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -191,7 +192,7 @@ class Shelf:
             return {}
 
     async def _asked(self, within_s: float) -> Mapping[str, str]:
-        return states_of(await maybeDeferred(self.loader.models).addTimeout(within_s, self._reactor))
+        return states_of(await at_most(within_s, maybeDeferred(self.loader.models), self._reactor))
 
     def _take(self, told: Mapping[str, str]) -> None:
         # What was there before us is as old as can be.
@@ -371,7 +372,7 @@ class Shelf:
         if ask is None:
             return True
         try:
-            told = await maybeDeferred(ask, model).addTimeout(ANSWER_S, self._reactor)
+            told = await at_most(ANSWER_S, maybeDeferred(ask, model), self._reactor)
         except CancelledError:
             raise
         except Exception:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+
+from llmgw.foreign import at_most
 
 if TYPE_CHECKING:
     from llmgw.loads import Loads
@@ -37,7 +39,7 @@ class Unloads:
         """
         give_up_s = self._loads.config.give_up_s
         try:
-            await shelf.loader.unload(model).addTimeout(give_up_s, self._reactor)
+            await at_most(give_up_s, maybeDeferred(shelf.loader.unload, model), self._reactor)
         except CancelledError:
             raise
         except Exception as error:

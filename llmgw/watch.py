@@ -10,6 +10,8 @@ from msgspec.structs import asdict, fields, replace
 from twisted.logger import Logger
 
 from llmgw.errors import PLUGIN_FAULTS
+from llmgw.foreign import set_aside
+from llmgw.seldom import Seldom
 from llmgw.values import HealthReport
 
 if TYPE_CHECKING:
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
     from llmgw.health.target import Target
 
-COMPLAIN_EVERY_S = 60.0
 FRESH_S = 30.0
 
 
@@ -44,7 +45,7 @@ class Watch:
         self._sources = list(sources)
         self._reports: list[HealthReport | None] = [None] * len(self._sources)
         self._told_s = [0.0] * len(self._sources)
-        self._complained_s = float("-inf")
+        self._seldom = Seldom(clock)
         self._clock = clock
         self._target = target
         self._report = report
@@ -58,33 +59,56 @@ class Watch:
         """Start every source."""
         for index, source in enumerate(self._sources):
             try:
-                source.start(self._target, lambda report, index=index: self._reported(index, report))
+                answer = source.start(self._target, lambda report, index=index: self._reported(index, report))
             except PLUGIN_FAULTS:
                 self._complain("did not start")
+            else:
+                self._not_nothing("start", answer)
 
     def stop(self) -> None:
         """Stop every source."""
         for source in self._sources:
             try:
-                source.stop()
+                answer = source.stop()
             except PLUGIN_FAULTS:
                 self._complain("did not stop")
+            else:
+                self._not_nothing("stop", answer)
 
     def look_soon(self) -> None:
         """Have the source that decides look before its time, if it knows how to."""
         look_soon = getattr(self._sources[0], "look_soon", None)
         if look_soon is not None:
             try:
-                look_soon()
+                answer = look_soon()
             except PLUGIN_FAULTS:
                 self._complain("did not look before its time")
+            else:
+                self._not_nothing("look_soon", answer)
+
+    def _not_nothing(self, method: str, answer: Any) -> None:
+        if answer is not None:
+            self._tell(f"returned from {method} {set_aside(answer)}, where nothing is expected")
 
     def _complain(self, what: str) -> None:
-        now_s = self._clock()
-        if now_s - self._complained_s >= COMPLAIN_EVERY_S:
-            self._complained_s = now_s
+        """It has raised, just now."""
+        more = self._seldom.words(what)
+        if more is not None:
             self.log.failure(
-                "a health source of backend {backend} {what}", backend=self._target.id, what=what
+                "a health source of backend {backend} {what}{more}",
+                backend=self._target.id,
+                what=what,
+                more=more,
+            )
+
+    def _tell(self, what: str) -> None:
+        more = self._seldom.words(what.split()[0])
+        if more is not None:
+            self.log.error(
+                "a health source of backend {backend} {what}{more}",
+                backend=self._target.id,
+                what=what,
+                more=more,
             )
 
     def _reported(self, index: int, report: HealthReport) -> None:
@@ -92,13 +116,7 @@ class Watch:
         try:
             report = _checked(report)
         except ValueError as error:
-            if now_s - self._complained_s >= COMPLAIN_EVERY_S:
-                self._complained_s = now_s
-                self.log.error(
-                    "a health source of backend {backend} reported {what}",
-                    backend=self._target.id,
-                    what=error,
-                )
+            self._tell(f"reported {error}")
             return
         self._reports[index] = report
         self._told_s[index] = now_s
@@ -117,7 +135,7 @@ def _checked(report: Any) -> HealthReport:
     :raise ValueError: it has others, or figures that cannot be.
     """
     if not isinstance(report, HealthReport):
-        raise ValueError(f"{type(report).__name__}, which is no report")
+        raise ValueError(f"{set_aside(report)}, which is no report")
     try:
         typed: HealthReport = convert(asdict(report), HealthReport)
     except (ValueError, TypeError) as error:

@@ -1,9 +1,11 @@
 """Plugins that misbehave as their options say, to be installed for a gateway process.
 
 ``does``: ``raise``, ``exit`` (SystemExit), ``nonsense`` (a return value of another
-type), ``block`` (0.2 s of sleep), ``never`` (a Deferred that never fires), ``fail``
-(a Deferred that fails), ``twice`` (calls back twice where it is given a callback).
-Anything else behaves. ``after`` calls have gone well before it begins.
+type), ``block`` (0.2 s of sleep), ``never`` (a Deferred that never fires),
+``never-cancelled`` (the same, and cancelling it raises), ``fail`` (a Deferred that
+fails), ``coroutine``, ``twice`` (calls back twice where it is given a callback).
+Anything else behaves. ``after`` calls have gone well before it begins. ``settle`` is
+what a limiter does when it settles, if that is something else.
 """
 
 from __future__ import annotations
@@ -58,12 +60,28 @@ WRONG_DECISIONS: Mapping[str, Any] = {
 }
 
 
+def _refuse_to_be_cancelled(waited: Any) -> None:
+    raise ValueError("no cancelling here")
+
+
+async def _nothing() -> None:
+    pass
+
+
+class Odd:
+    """Not even its ``repr`` works."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
 class Strange:
     """Misbehaves."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._does = options.get("does", "behave")
         self._left = options.get("after", 0)
+        self._settles = options.get("settle", "")
 
     def misbehave(self, well: Callable[[], Any]) -> Any:
         """``well()``, or what was asked for."""
@@ -76,11 +94,15 @@ class Strange:
         if does == "exit":
             raise SystemExit(3)
         if does == "nonsense":
-            return object()
+            return Odd()
         if does == "block":
             time.sleep(0.2)
         if does == "never":
             return Deferred()
+        if does == "never-cancelled":
+            return Deferred(_refuse_to_be_cancelled)
+        if does == "coroutine":
+            return _nothing()
         if does == "fail":
             return fail(ZeroDivisionError("strange"))
         return well()
@@ -94,8 +116,8 @@ class StrangeRouter(Strange):
             return Choice(candidates[0], **wrong)
         return self.misbehave(lambda: Choice(candidates[0]))
 
-    def observe(self, event: Any) -> None:
-        self.misbehave(lambda: None)
+    def observe(self, event: Any) -> Any:
+        return self.misbehave(lambda: None)
 
 
 @implementer(IRequestFilter)
@@ -112,8 +134,12 @@ class StrangeLimiter(Strange):
             return Decision(**wrong)
         return self.misbehave(lambda: Decision(True, reservation=object()))
 
-    def settle(self, reservation: Any, used: Any) -> None:
-        self.misbehave(lambda: None)
+    def settle(self, reservation: Any, used: Any) -> Any:
+        return (
+            Strange({"does": self._settles}).misbehave(lambda: None)
+            if self._settles
+            else self.misbehave(lambda: None)
+        )
 
     def gauges(self) -> Any:
         if self._does == "gauges-odd":
@@ -136,8 +162,8 @@ class StrangeHealth(Strange):
         else:
             report(self.misbehave(lambda: well))
 
-    def stop(self) -> None:
-        self.misbehave(lambda: None)
+    def stop(self) -> Any:
+        return self.misbehave(lambda: None)
 
 
 TOLD_MODELS: Mapping[str, Any] = {

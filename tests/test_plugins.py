@@ -247,6 +247,27 @@ def test_what_was_built_is_verified(put: Put) -> None:
         plugins.build("router", "a", {"unfit": 1}, where="router")
 
 
+@pytest.mark.parametrize(
+    ("definition", "words"),
+    [
+        ("async def choose(self, request, candidates, now_s): pass", "`choose` is written with `async def`"),
+        ("def observe(self, event): yield", "`observe` is a generator"),
+        ("async def adapt(self, *, slot_choice, may_wait): yield", "`adapt` is a generator"),
+    ],
+)
+def test_a_method_that_does_nothing_when_it_is_called_is_refused(
+    put: Put, definition: str, words: str
+) -> None:
+    source = f"""
+    class Lazy(First):
+        {definition}
+    Factory.build = lambda self, options: Lazy()
+    """
+    put("llmgw_t_one", ROUTER, source, "a = Factory('a')")
+    with pytest.raises(PluginError, match=f"^router 'a' built something unfit: {words}"):
+        plugins.build("router", "a", {})
+
+
 def test_an_optional_interface_is_verified_where_claimed(put: Put) -> None:
     source = """
     from llmgw.interfaces import IOrderingRouter

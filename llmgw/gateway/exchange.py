@@ -32,6 +32,7 @@ from llmgw.errors import (
     Overloaded,
     RateLimited,
 )
+from llmgw.foreign import at_most, set_aside
 from llmgw.gateway import local
 from llmgw.gateway.account import Account
 from llmgw.gateway.answering import Answering
@@ -202,7 +203,7 @@ class Exchange:
         try:
             decision = gateway.limiter.admit(caller.id, policies, Cost(1, request.prompt_tokens + output))
             if type(decision) is not Decision and isinstance(decision, Deferred):
-                decision = await decision.addTimeout(LIMITER_WAIT_S, gateway.reactor)
+                decision = await at_most(LIMITER_WAIT_S, decision, gateway.reactor)
         except TimeoutError:
             gateway.limiter_failed(f"gave no answer within {LIMITER_WAIT_S} s")
             return
@@ -212,7 +213,7 @@ class Exchange:
             gateway.limiter_failed()
             return
         if not isinstance(decision, Decision):
-            gateway.limiter_failed(f"answered {type(decision).__name__}, which is no decision")
+            gateway.limiter_failed(f"answered {set_aside(decision)}, which is no decision")
             return
         if not decision.allowed and not _can_be_told(decision):
             gateway.limiter_failed("refused without a policy, a unit and a time that can be told")

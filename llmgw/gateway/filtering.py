@@ -9,13 +9,14 @@ from msgspec import Struct
 from twisted.logger import Logger
 
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
+from llmgw.foreign import set_aside
+from llmgw.seldom import Seldom
 from llmgw.values import Caller, Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SLOW_S = 0.05
-COMPLAIN_EVERY_S = 60.0
 
 
 class Filter(Struct, frozen=True):
@@ -41,7 +42,7 @@ class Filters:
     def __init__(self, filters: Sequence[Filter], clock: Callable[[], float]) -> None:
         self._filters = tuple(filters)
         self._clock = clock
-        self._complained_s: dict[tuple[str, str], float] = {}
+        self._seldom = Seldom(clock)
         self.faults = 0
 
     def __bool__(self) -> bool:
@@ -65,7 +66,7 @@ class Filters:
                 self._failed(each, "raised", failure=True)
             else:
                 if answer is not None:
-                    self._failed(each, f"returned {type(answer).__name__}, where nothing is expected")
+                    self._failed(each, f"returned {set_aside(answer)}, where nothing is expected")
             took_s = self._clock() - begun_s
             if took_s > SLOW_S:
                 self._complain(each, f"held up the event loop for {took_s:.2f} s")
@@ -78,15 +79,13 @@ class Filters:
 
     def _complain(self, each: Filter, what: str, *, failure: bool = False) -> None:
         """Log it, each kind once a minute at most."""
-        kind = (each.name, what.split()[0])
-        now_s = self._clock()
-        if now_s - self._complained_s.get(kind, float("-inf")) < COMPLAIN_EVERY_S:
+        more = self._seldom.words((each.name, what.split()[0]))
+        if more is None:
             return
-        self._complained_s[kind] = now_s
         if failure:
-            self.log.failure("the filter {name} {what}", name=each.name, what=what)
+            self.log.failure("the filter {name} {what}{more}", name=each.name, what=what, more=more)
         else:
-            self.log.error("the filter {name} {what}", name=each.name, what=what)
+            self.log.error("the filter {name} {what}{more}", name=each.name, what=what, more=more)
 
 
 def _fault_of(error: GatewayError) -> str | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from llmgw.core.overload import Level
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
+from llmgw.foreign import set_aside
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
 from llmgw.gateway.holding import Holding
@@ -19,12 +22,15 @@ from llmgw.gateway.recent import Recent
 from llmgw.gateway.request_ids import new_request_id
 from llmgw.gateway.top_ups import TopUps
 from llmgw.gateway.waiting import WaitingRoom
+from llmgw.seldom import Seldom
 from llmgw.values import Backend, Caps, Choice, Usage
 from llmgw.wire.coroutines import Task
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from twisted.python.failure import Failure
 
     from llmgw.config import BackendConfig, Config, ModelConfig
     from llmgw.core.body import BodyLimits
@@ -165,7 +171,8 @@ class Gateway:
         self.scores: dict[str, float] = {}
         self.router_faults = 0
         self.limiter_degraded = 0
-        self._complained_s = float("-inf")
+        self.limiter_faults = 0
+        self._seldom = Seldom(self.clock)
         self._warned_s: dict[tuple[str, str], float] = {}
         self._tasks: set[Task] = set()
         self._forget_task = self._tasks.discard
@@ -199,9 +206,11 @@ class Gateway:
         adapt = getattr(router, "adapt", None)
         if adapt is not None:
             try:
-                adapt(slot_choice=admission.slot_choice, may_wait=admission.max_wait_s > 0)
+                answer = adapt(slot_choice=admission.slot_choice, may_wait=admission.max_wait_s > 0)
             except PLUGIN_FAULTS:
-                self._complain("router", self.clock())
+                self._complain("router")
+            else:
+                self._not_nothing("router", "adapt", answer)
 
     # --- called by the site ---
 
@@ -234,7 +243,7 @@ class Gateway:
         try:
             answer = self.router.choose(request, candidates, now_s)
         except PLUGIN_FAULTS:
-            self._complain("router", now_s)
+            self._complain("router")
         else:
             if answer is None:
                 return None
@@ -246,10 +255,11 @@ class Gateway:
                     if fault is None:
                         self.scores[chosen.id] = choice.score
                         return choice
-                    self._complain("router", now_s, f"chose {chosen.id} with {fault}")
+                    self._complain("router", f"chose {chosen.id} with {fault}")
                     break
             else:
-                self._complain("router", now_s, f"chose {answer!r}, which is no candidate")
+                stranger = repr(chosen.id) if isinstance(chosen, Backend) else set_aside(chosen)
+                self._complain("router", f"chose {stranger}, which is no candidate")
         self.router_faults += 1
         least = min(candidates, key=lambda backend: backend.profile.in_flight)
         return Choice(least, why="least connections: the router failed")
@@ -260,11 +270,12 @@ class Gateway:
         try:
             place = self.router.order(waiting, backend, now_s)
         except PLUGIN_FAULTS:
-            self._complain("router", now_s)
+            self._complain("router")
         else:
             if isinstance(place, int) and 0 <= place < len(waiting):
                 return place
-            self._complain("router", now_s, f"ordered {place!r} of {len(waiting)} first")
+            named = place if type(place) is int else set_aside(place)
+            self._complain("router", f"ordered {named} of {len(waiting)} first")
         self.router_faults += 1
         return 0
 
@@ -289,29 +300,38 @@ class Gateway:
     def tell_router(self, event: Event) -> None:
         """Let the router learn; what it raises is its own affair."""
         try:
-            self.router.observe(event)
+            answer = self.router.observe(event)
         except PLUGIN_FAULTS:
-            self._complain("router", self.clock())
+            self._complain("router")
+        else:
+            if answer is not None:
+                self._not_nothing("router", "observe", answer)
 
     def limiter_gauges(self) -> Mapping[str, tuple[str, float]]:
         """What the limiter has for a scrape: help text and value by name; nothing where it fails."""
         try:
-            told: Mapping[str, tuple[str, float]] = getattr(self.limiter, "gauges", dict)()
+            told: Any = getattr(self.limiter, "gauges", dict)()
+            if not isinstance(told, Mapping):
+                self.limiter_fault(f"returned from gauges {set_aside(told)}, which is no mapping")
+                return {}
             gauges = {name: (" ".join(text.split()), float(value)) for name, (text, value) in told.items()}
             odd = [name for name in gauges if not _GAUGE.fullmatch(name)]
         except PLUGIN_FAULTS:
-            self._complain("rate limiter", self.clock())
+            self.limiter_fault()
             return {}
         if odd:
-            self._complain("rate limiter", self.clock(), f"has gauges of no lawful name, such as {odd[0]!r}")
+            self.limiter_fault(f"has gauges of no lawful name, such as {odd[0]!r}")
         return {name: gauge for name, gauge in gauges.items() if name not in odd}
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
         """Give a reservation back to the limiter, whatever it makes of it."""
         try:
-            self.limiter.settle(reservation, used)
+            answer = self.limiter.settle(reservation, used)
         except PLUGIN_FAULTS:
-            self._complain("rate limiter", self.clock())
+            self.limiter_fault()
+        else:
+            if answer is not None:
+                self.limiter_will("settle", answer)
 
     def warn_of_framing(self, backend_id: str, detail: str) -> None:
         """A backend sent what is no HTTP response; each kind is told once a minute at most.
@@ -336,16 +356,42 @@ class Gateway:
     def limiter_failed(self, detail: str | None = None) -> None:
         """The rate limiter raised, or answered what is no decision: the request passes, and is counted."""
         self.limiter_degraded += 1
-        self._complain("rate limiter", self.clock(), detail)
+        self._complain("rate limiter", detail)
 
-    def _complain(self, what: str, now_s: float, detail: str | None = None) -> None:
-        if now_s - self._complained_s < 60.0:
+    def limiter_fault(self, detail: str | None = None) -> None:
+        """The rate limiter did wrong otherwise."""
+        self.limiter_faults += 1
+        self._complain("rate limiter", detail)
+
+    def limiter_will(self, method: str, answer: Any) -> None:
+        """The rate limiter does by and by what it was to do at once: as well, unless that fails."""
+        if not isinstance(answer, Deferred):
+            self.limiter_fault(f"returned from {method} {set_aside(answer)}, where nothing is expected")
             return
-        self._complained_s = now_s
+
+        def failed(failure: Failure) -> None:
+            self.limiter_faults += 1
+            self._complain("rate limiter", failure=failure)
+
+        answer.addErrback(failed)
+
+    def _not_nothing(self, what: str, method: str, answer: Any) -> None:
+        """Tell of what came from where nothing is expected."""
+        if answer is not None:
+            self._complain(what, f"returned from {method} {set_aside(answer)}, where nothing is expected")
+
+    def _complain(self, what: str, detail: str | None = None, failure: Failure | None = None) -> None:
+        """Tell of a plugin's fault, of each kind once a minute.
+
+        :param detail: begins with a word for the kind; ``None``: it has raised, just now or as ``failure``.
+        """
+        more = self._seldom.words((what, detail.split()[0] if detail else "raised"))
+        if more is None:
+            return
         if detail is None:
-            self.log.failure("the {what} plugin raised", what=what)
+            self.log.failure("the {what} plugin raised{more}", failure, what=what, more=more)
         else:
-            self.log.error("the {what} plugin {detail}", what=what, detail=detail)
+            self.log.error("the {what} plugin {detail}{more}", what=what, detail=detail, more=more)
 
 
 _GAUGE = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")

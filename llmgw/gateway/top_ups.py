@@ -64,7 +64,10 @@ class TopUps:
             more = STEP * ceil((used.total - reserved) / STEP)
             self._reserved[account] = reserved + more
             try:
-                top_up(account.charged, more)
+                answer = top_up(account.charged, more)
             except PLUGIN_FAULTS:
-                gateway.limiter_failed()
+                gateway.limiter_fault()
+            else:
+                if answer is not None:
+                    gateway.limiter_will("top_up", answer)
         self.deadline_s = now_s + EVERY_S if self._reserved else NEVER

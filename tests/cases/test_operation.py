@@ -24,8 +24,17 @@ from twisted.internet.task import Clock
 from cases.scenes import ask_stream, ask_whole
 from llmgw.gateway.access_log import AccessLog
 
-HANDED = ("raise", "exit", "nonsense", "never", "twice", "block")
-MISBEHAVIOURS = (*HANDED, "fail")
+MISBEHAVIOURS = (
+    "raise",
+    "exit",
+    "nonsense",
+    "never",
+    "never-cancelled",
+    "twice",
+    "block",
+    "fail",
+    "coroutine",
+)
 
 
 _running: list[Gateway] = []
@@ -70,13 +79,14 @@ class Strange:
         eventually(self.gateway.is_idle)
         assert self.gateway.stop() == 0
         self.backend.close()
-        assert "Unhandled" not in self.gateway.log, self.gateway.log
+        for word in ("Unhandled", "never awaited"):
+            assert word not in self.gateway.log, self.gateway.log
 
 
 def test_s_plg_1_routers(tmp_path: Path) -> None:
     """Least connections take the place of a router that fails; learning that fails costs nothing."""
     strange = Strange(tmp_path)
-    for does in HANDED:  # a Deferred is nonsense here, whatever becomes of it
+    for does in MISBEHAVIOURS:  # a Deferred is nonsense here, whatever becomes of it
         strange.reload(f'[router]\nplugin = "strange"\ndoes = "{does}"\n')
         assert (does, strange.statuses()) == (does, {200})
     strange.reload('[router]\nplugin = "least-connections"\n')
@@ -114,7 +124,7 @@ def test_a_limiters_odd_gauges_cost_no_scrape(tmp_path: Path, does: str, words: 
 def test_s_plg_1_health_sources(tmp_path: Path) -> None:
     """A source that fails leaves its backend as it was; the start, and the end, are not held up."""
     strange = Strange(tmp_path)
-    for does in HANDED:  # a Deferred is nonsense here, whatever becomes of it
+    for does in MISBEHAVIOURS:  # a Deferred is nonsense here, whatever becomes of it
         strange.reload(f'[[health]]\nplugin = "strange"\ndoes = "{does}"\n')
         assert (does, strange.statuses()) == (does, {200})
     assert "a health source of backend b did not start" in strange.gateway.log
@@ -190,6 +200,26 @@ def test_a_loader_that_is_done_too_soon_is_not_asked_for_ever(tmp_path: Path) ->
     assert gateway.log.count("backend b: loading m") == 4
     assert gateway.stop() == 0
     backend.close()
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("fail", "the rate limiter plugin raised"),
+        ("raise", "the rate limiter plugin raised"),
+        ("coroutine", "the rate limiter plugin returned from settle a coroutine"),
+    ],
+)
+def test_a_limiter_that_fails_to_settle_is_told_once_and_counted(
+    tmp_path: Path, does: str, words: str
+) -> None:
+    strange = Strange(tmp_path, f'[rate_limiter]\nplugin = "strange"\ndoes = "settles"\nsettle = "{does}"\n')
+    for _ in range(3):
+        assert strange.statuses() == {200}
+    assert strange.gateway.log.count(words) == 1
+    assert strange.gateway.log.count("Traceback") <= 1
+    assert "llmgw_limiter_faults 12\n" in strange.gateway.admin("/metrics")[1].decode()
+    strange.end()
 
 
 def test_a_limiter_that_gives_no_answer_is_told(tmp_path: Path) -> None:

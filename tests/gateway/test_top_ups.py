@@ -33,7 +33,7 @@ class House:
             clock=self.clock.seconds,
             sweep=Sweep(self.clock, self.clock.seconds),  # type: ignore[arg-type]
             limiter=limiter,
-            limiter_failed=self._failed,
+            limiter_fault=self._failed,
         )
         self.gateway = gateway
         gateway.sweep.start()
