@@ -24,6 +24,7 @@ from llmgw.core.hold_down import HoldDown, HoldRules
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, PluginError
 from llmgw.foreign import at_most
 from llmgw.plain_files import read_plain
+from llmgw.plain_text import plain
 from llmgw.wire.pool import tls_options
 
 if TYPE_CHECKING:
@@ -255,4 +256,4 @@ def _without_key(entry: Mapping[str, Any], index: int) -> tuple[str, dict[str, A
     """The entry's name for people, and the entry without it."""
     table = dict(entry)
     key = table.pop("key", None) or table.get("id") or f"entry {index}"
-    return str(key)[:200], table
+    return plain(str(key), 200), table

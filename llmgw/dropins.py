@@ -28,7 +28,9 @@ from zope.interface.exceptions import Invalid
 from zope.interface.verify import verifyObject
 
 import twisted.plugins
+from llmgw.errors import WHAT_CHARACTERS
 from llmgw.interfaces import CONTRACT, FACTORIES, IFactory
+from llmgw.plain_text import plain
 
 CREDENTIALS = "credentials"
 """The kind made by Twisted's own ``strcred.ICheckerFactory``, built from a string."""
@@ -215,5 +217,5 @@ def not_plain(candidate: Any, methods: Iterable[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """Type and text of ``error`` without line ends."""
-    text = " ".join(str(error).split())
+    text = plain(" ".join(str(error).split()), WHAT_CHARACTERS)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llmgw.plain_text import plain
+
 
 class GatewayError(Exception):
     """Something the client must be told.
@@ -206,13 +208,18 @@ PLUGIN_FAULTS = (Exception, SystemExit)
 """What a plugin may raise that must not end the gateway: ``sys.exit`` in some library included."""
 
 
+WHERE_CHARACTERS, WHAT_CHARACTERS = 200, 1000
+"""So much of a fault is told; either may quote a file."""
+
+
 class ConfigFault(Exception):
-    """One thing wrong in a configuration.
+    """One thing wrong in a configuration, as one line that is fit for logs and terminals.
 
     :param where: the key's path, such as ``backends[1].url``; ``""`` for the whole.
     """
 
     def __init__(self, where: str, what: str) -> None:
+        where, what = plain(where, WHERE_CHARACTERS), plain(what, WHAT_CHARACTERS)
         super().__init__(f"{where}: {what}" if where else what)
         self.where = where
         self.what = what

@@ -13,6 +13,7 @@ from twisted.logger import Logger
 from llmgw.config.files import DISK
 from llmgw.config.reader import Reader
 from llmgw.errors import ConfigError
+from llmgw.plain_text import plain
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IReactorTime
@@ -48,7 +49,7 @@ class Standing:
 
     def failed(self, why: str) -> None:
         """The source did not answer, or with something unusable; told once until it changes."""
-        why = " ".join(why.split())[:300].rstrip(".")
+        why = plain(" ".join(why.split()), 300).rstrip(".")
         if why != self.error:
             self.log.warn("{source}: {why}; the last set stays", source=self._called, why=why)
         self.connected, self.error = False, why

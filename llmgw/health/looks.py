@@ -19,6 +19,7 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.logger import Logger
 
 from llmgw.errors import ConfigError, ConfigFault
+from llmgw.plain_text import plain
 from llmgw.values import HealthReport
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ def unanswered(fault: Exception) -> HealthReport:
 
 
 def one_line(text: str) -> str:
-    """``text`` for a report's ``detail``: short, and without line ends."""
-    return " ".join(text.split())[:DETAIL_CHARACTERS]
+    """``text`` for a report's ``detail``: short, and without line ends or control characters."""
+    return plain(" ".join(text.split()), DETAIL_CHARACTERS)
 
 
 def timing(options: Mapping[str, Any], allowed: tuple[str, ...] = ()) -> tuple[float, float]:
