@@ -27,7 +27,7 @@ from llmgw.core.json_arrays import count_prompts, is_longer
 from llmgw.core.json_members import read_members
 from llmgw.core.json_shape import BodyLimits, Shape, check_shape, few_openers
 from llmgw.core.spelling import check_spelling
-from llmgw.core.unstreamed import UNSTREAMED, asks_unstreamed, is_begun
+from llmgw.core.unstreamed import UNSTREAMED, WRITTEN_OVER, asks_unstreamed, is_begun, is_miswritten
 from llmgw.errors import InvalidRequest, ModelNotFound
 
 __all__ = [
@@ -81,7 +81,7 @@ class Ask(msgspec.Struct, frozen=True):
 _DEFAULTS = BodyLimits()
 _CHOICES = ("n", "n_cmpl")
 _LISTS = frozenset(("tools", "stop", "stop_sequences"))
-_COMMON = frozenset((*OUTPUT_LIMITS, "stream", "stream_options"))
+_COMMON = frozenset((*OUTPUT_LIMITS, *WRITTEN_OVER))
 _RARE = UNSTREAMED.union(SESSIONS, _CHOICES)
 _SESSION_CHARS = 256
 _NUMBER = re.compile(rb"[-\d]")
@@ -182,7 +182,12 @@ def _read(
         prompt_bytes,
         _session(found) if rare else None,
         rare and found.get("return_tokens") == _TRUE,
-        not stream and ((rare and asks_unstreamed(found)) or (messages is not None and is_begun(messages))),
+        not stream
+        and (
+            (common and is_miswritten(found))
+            or (rare and asks_unstreamed(found))
+            or (messages is not None and is_begun(messages))
+        ),
     )
 
 

@@ -10,7 +10,9 @@ Each of these was seen with build b11549, stream against non-stream:
 * ``response_fields``: thins out only the last event, which may then not look like one;
 * ``n_indent``: the line that broke the rule was sent already;
 * an answer that the client began: the object has the beginning, a stream has not;
-* ``verbose`` tells the whole text once more; ``deepseek-legacy`` is for streams alone.
+* ``verbose`` tells the whole text once more; ``deepseek-legacy`` is for streams alone;
+* a ``stream``, ``return_progress`` or ``include_usage`` that is neither true nor false is
+  refused, but not once the gateway has written its own in that place.
 
 Known weakness: text that may be the beginning of a stop string is held back by the server,
 and a stream that ends at its token limit just then never has it.
@@ -22,6 +24,8 @@ import re
 from collections.abc import Mapping
 
 from msgspec import Raw
+
+from llmgw.core.json_members import members_of
 
 TAIL_BYTES = 1 << 20
 """How far from the messages' end the last one's role may stand."""
@@ -39,9 +43,12 @@ UNSTREAMED = frozenset(
     )
 )
 """Top-level keys that may ask for such a thing."""
+WRITTEN_OVER = ("stream", "stream_options", "return_progress")
+"""Keys whose values the gateway replaces to have a stream."""
 _FORMAT = "reasoning_format"
 _LEGACY = Raw(b'"deepseek-legacy"')
 _NOTHING = frozenset((b"null", b"false", b"0", b"[]", b'""'))
+_LOGICAL = frozenset((b"true", b"false", b"null"))
 _ROLE = b'"role"'
 _OWN = re.compile(rb'\s*:\s*"assistant"').match
 
@@ -54,6 +61,16 @@ def asks_unstreamed(found: Mapping[str, Raw]) -> bool:
     return found.get(_FORMAT) == _LEGACY or any(
         bytes(found[name]) not in _NOTHING for name in UNSTREAMED & found.keys() if name != _FORMAT
     )
+
+
+def is_miswritten(found: Mapping[str, Raw]) -> bool:
+    """Whether the backend has something to refuse in what the gateway would write over.
+
+    :param found: the members of its body.
+    """
+    usage = members_of(found.get("stream_options")).get("include_usage")
+    told = (found.get("stream"), found.get("return_progress"), usage)
+    return any(value is not None and bytes(value) not in _LOGICAL for value in told)
 
 
 def is_begun(messages: bytes | Raw) -> bool:

@@ -168,6 +168,21 @@ def test_a_stream_is_the_servers_own(
     assert sorted(_events(ours.text)) == sorted(_events(own.text))
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
+@pytest.mark.parametrize(
+    "fields",
+    [{"stream": "true"}, {"stream": 1}, {"return_progress": "x"}, {"stream_options": {"include_usage": 1}}],
+    ids=str,
+)
+def test_what_the_gateway_would_write_over_is_refused_by_the_server(
+    path: str, fields: dict[str, Any], http: httpx.Client, ask_directly: Callable[..., httpx.Response]
+) -> None:
+    body = {**_base(path), "prompt": "The", **fields}
+    own, ours = ask_directly("narrow", path, body), http.post(path, json=body)
+    assert ours.status_code == own.status_code == 400
+    assert ours.json() == own.json()
+
+
 def test_embeddings_are_the_servers_own(
     http: httpx.Client, ask_directly: Callable[..., httpx.Response]
 ) -> None:
