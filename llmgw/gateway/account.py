@@ -90,8 +90,8 @@ class Account:
     def used(self) -> Usage | None:
         """Tokens to charge; ``None`` when no backend was reached.
 
-        A stream that told no usage, or was left, is charged the estimate of its
-        prompt and the events that came (``behaviour.md`` section 6).
+        A stream without usage, or one that the client left, is charged the estimate of its
+        prompt and the events that came (``docs/rate-limits.md``).
         """
         if self.usage is not None or self.meter is None:
             return self.usage

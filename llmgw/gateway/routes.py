@@ -26,7 +26,7 @@ class Route(Struct, frozen=True):
     :param methods: what is allowed, beside OPTIONS.
     :param body: ``json``, ``multipart``, or ``""`` for none.
     :param assembled: a call without ``stream`` may go upstream as a stream.
-    :param exempt: long arrays of numbers are usual here (``behaviour.md`` section 9).
+    :param exempt: long arrays of numbers are usual here.
     :param needs_model: the body must name a model; else the only one is meant.
     :param local: answered by the gateway itself: ``models``, ``model``, ``tags``, ``health``.
     """

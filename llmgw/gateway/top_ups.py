@@ -6,7 +6,7 @@ it sets no limit. Once a second every stream beyond its reservation is charged
 limits before it ends. No stream is cut for it, and it costs nothing per chunk: the meter
 has counted the tokens anyway.
 
-:source: ``behaviour.md`` section 6, "Tokens".
+:source: ``docs/rate-limits.md``.
 """
 
 from __future__ import annotations

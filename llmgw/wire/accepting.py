@@ -1,4 +1,4 @@
-"""Who may come in: a listener's connections, within the site's caps."""
+"""Accepts or refuses the connections of a listener, within the site's limits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from llmgw.wire.site import Site
 
 
-class TurnedAway(Protocol):
-    """Closes at once. A factory may also make ``None`` for that, but Twisted's own TLS then
-    holds a connection with nothing behind it, for ever."""
+class Refused(Protocol):
+    """Closes at once. A factory may also return ``None`` for that, but Twisted's own TLS would
+    then keep a connection without a protocol for ever."""
 
     def connectionMade(self) -> None:
         transport = cast("ITCPTransport", self.transport)
@@ -27,7 +27,7 @@ class TurnedAway(Protocol):
 
 @implementer(IProtocolNegotiationFactory)
 class ClientFactory(Factory):
-    """Makes connections for one listener, within the site's caps."""
+    """Makes the connections of one listener."""
 
     noisy = False
 
@@ -35,26 +35,26 @@ class ClientFactory(Factory):
         self.site = site
 
     def acceptableProtocols(self) -> list[bytes]:
-        """What TLS listeners take by ALPN (RFC 7301): no HTTP/2.
+        """The protocols that TLS listeners accept by ALPN (RFC 7301): no HTTP/2.
 
-        A client that offers something and finds nothing of it here gets no connection;
-        ``curl -0`` offers ``http/1.0`` alone.
+        A client that offers protocols, but none of these, gets no connection; ``curl -0``
+        offers only ``http/1.0``.
         """
         return [b"http/1.1", b"http/1.0"]
 
     def believes(self, host: str) -> bool:
-        """Whether ``host`` may speak for other clients (the PROXY protocol)."""
+        """Whether ``host`` may send the PROXY protocol's header for other clients."""
         return self.site.is_exempt(host)
 
     def tls_failed(self) -> None:
-        """A connection has ended for a fault of TLS."""
+        """A connection was closed because of a TLS error."""
         self.site.count_refusal("tls")
 
-    def buildProtocol(self, addr: IAddress | None) -> ClientConnection | TurnedAway:
-        """What closes the connection before TLS has begun, when a cap is reached."""
+    def buildProtocol(self, addr: IAddress | None) -> ClientConnection | Refused:
+        """A connection, or beyond a limit a protocol that closes it before TLS has begun."""
         peer = getattr(addr, "host", None) or "unix"
         if not self.site.may_open(peer):
-            return TurnedAway()
+            return Refused()
         connection = ClientConnection(self.site, peer)
         connection.factory = self
         return connection

@@ -1,10 +1,10 @@
 """One request as the gateway sees it, and the way back to its client.
 
-``wire.server`` makes an :class:`Incoming` for each request head. The exchange
-reads the head, takes the body, and answers piece by piece (:meth:`Incoming.start`,
-:meth:`~Incoming.send`, :meth:`~Incoming.finish`). Framing towards the client is
-decided here and nowhere else, so what a backend said of framing can never reach a
-client (RFC 9112 section 6).
+``wire.server`` makes an :class:`Incoming` for each request head. The exchange reads the
+head, takes the body, and answers piece by piece (:meth:`Incoming.start`,
+:meth:`~Incoming.send`, :meth:`~Incoming.finish`). The framing towards the client is
+decided here and nowhere else, so a backend's framing can never reach a client (RFC 9112
+section 6).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from llmgw.wire.coroutines import Task
     from llmgw.wire.server import ClientConnection
 
+SKIP_BYTES = 65536
+"""The rest of a refused body up to this size is read, so that the connection can be kept."""
+
 Headers = list[tuple[bytes, bytes]]
 
 STATUS_LINES: dict[int, bytes] = {
@@ -33,23 +36,34 @@ STATUS_LINES: dict[int, bytes] = {
 
 
 class Source(Protocol):
-    """Where a streamed answer comes from; told when the client is slow."""
+    """Where a streamed answer comes from: paused while the client is slow."""
 
     def pause(self) -> None:
         """Stop reading."""
 
     def resume(self) -> None:
-        """Read on."""
+        """Go on reading."""
 
 
 def status_line(status: int) -> bytes:
-    """The status line; an unregistered status gets an empty reason (RFC 9112 section 4)."""
+    """The status line; an unregistered status has an empty reason phrase (RFC 9112 section 4)."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Header lines as bytes."""
+    """The lines of ``headers``, each with its CRLF."""
     return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+
+
+def last_answer(status: int, headers: Headers, date: bytes, body: bytes) -> bytes:
+    """A whole answer, after which the connection is closed."""
+    return b"%b%bdate: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+        status_line(status),
+        header_lines(headers),
+        date,
+        len(body),
+        body,
+    )
 
 
 class Incoming:
@@ -57,12 +71,12 @@ class Incoming:
 
     :ivar head: the parsed request head.
     :ivar peer: the client's address without port, for limits and the log.
-    :ivar arrived_s: monotonic time of the head.
-    :ivar complete: the whole body is here.
-    :ivar gone: the client has left; writing does nothing.
-    :ivar started: a status line was sent; no other status can follow.
+    :ivar arrived_s: monotonic time at which the head was complete.
+    :ivar complete: the whole body has arrived.
+    :ivar gone: the client has left; writing has no effect.
+    :ivar started: a status line was sent; no other status can be sent.
     :ivar sent_bytes: body bytes sent so far.
-    :ivar task: the exchange at work on it, cancelled when the client leaves.
+    :ivar task: the exchange that serves it; cancelled when the client leaves.
     """
 
     __slots__ = (
@@ -110,7 +124,7 @@ class Incoming:
 
     @property
     def certificate(self) -> str | None:
-        """The subject of the client's certificate, where one was asked for."""
+        """The subject of the client's certificate, if one was requested."""
         return self._connection.certificate
 
     # --- the body, coming in ---
@@ -123,12 +137,12 @@ class Incoming:
     def body(self) -> bytes | Future[bytes]:
         """The whole body: at once if it is here, else a Future.
 
-        Cancelling the Future only forgets the wait. It is the caller's to
-        :meth:`forget_body` when the bytes are no longer needed.
+        Cancelling the Future only ends the wait. The caller calls :meth:`forget_body` when
+        the bytes are no longer needed.
 
         :raise CancelledError: the client has left already.
-        :raise BodyTooLarge: (or fails with it) over ``limit_bytes``.
-        :raise Overloaded: this process holds as many body bytes as it may.
+        :raise BodyTooLarge: (or the Future fails with it) it is larger than ``limit_bytes``.
+        :raise Overloaded: (so, too) this process holds as many body bytes as it may.
         """
         if self.gone:
             raise CancelledError
@@ -144,7 +158,7 @@ class Incoming:
         return self._waiter
 
     def forget_body(self) -> None:
-        """Let go of the body's bytes."""
+        """Release the body's bytes."""
         self._connection.site.held_bytes -= self._size
         self._size = 0
         self._parts = []
@@ -170,7 +184,7 @@ class Incoming:
             self._parts.append(data)
 
     def body_received_all(self) -> None:
-        """From the connection: the body has ended."""
+        """From the connection: the body is complete."""
         self.complete = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
@@ -185,7 +199,7 @@ class Incoming:
             waiter.fail(fault)
 
     def _whole(self) -> bytes:
-        """The body in one piece, which takes the place of its parts."""
+        """The body in one piece, which replaces its parts."""
         parts = self._parts
         if len(parts) != 1:
             parts[:] = [b"".join(parts)]
@@ -197,22 +211,22 @@ class Incoming:
     # --- the answer, going out ---
 
     def interim(self, status: int) -> None:
-        """Send an interim response, such as 102, to a caller that has asked for it (RFC 9110
-        section 15.2); nothing once the answer has begun, nor over HTTP/1.0."""
+        """Send an interim response such as 102, for a client that asked for it (RFC 9110 section
+        15.2). Nothing is sent once the answer has begun, nor over HTTP/1.0."""
         if not self.gone and not self.started and self.head.version == 11:
             self._connection.write(status_line(status) + b"\r\n")
 
     def start(self, status: int, lines: bytes, length: int | None) -> None:
-        """Send status and headers; they leave with the first :meth:`flush` or piece of body.
+        """Start the answer; the head is sent with the first :meth:`flush` or piece of body.
 
-        :param lines: header lines, each with its CRLF; none of framing.
-        :param length: the body's size in bytes, ``None`` when nobody knows yet:
-            chunked for HTTP/1.1, ended by close for HTTP/1.0.
+        :param lines: header lines, each with its CRLF; none about framing.
+        :param length: the body's size in bytes; ``None`` if it is not known yet: then it is
+            chunked for HTTP/1.1, and ended by a close for HTTP/1.0.
         """
         self.started = True
         self.status = status
         connection = self._connection
-        if not self.complete and not connection.can_skip_body(self):
+        if not self.complete and not self._can_skip_body():
             self.close_after = True
         framing = b""
         if status == 204 or status == 304 or status < 200:
@@ -236,8 +250,13 @@ class Incoming:
             b"%b%bdate: %b\r\n%b\r\n" % (status_line(status), lines, connection.site.http_date, framing)
         )
 
+    def _can_skip_body(self) -> bool:
+        """The rest of an unwanted body is short enough to be read."""
+        length = self.head.content_length
+        return length is not None and length <= SKIP_BYTES and not self.head.expect_continue
+
     def send(self, data: bytes) -> None:
-        """Send a piece of the body, with whatever waits, in one write. ``data`` is not empty."""
+        """Send a piece of the body, and whatever is pending, in one write. ``data`` is not empty."""
         if self.gone:
             return
         self.sent_bytes += len(data)
@@ -254,17 +273,17 @@ class Incoming:
 
     @property
     def is_chunked(self) -> bool:
-        """The answer that has begun is sent in chunks."""
+        """The answer has begun, in chunked framing."""
         return self._framing == b"chunked"
 
     def send_framed(self, data: bytes, size: int) -> None:
-        """As :meth:`send` for a chunked answer, of a chunk that is framed already and
-        holds ``size`` bytes of body. Nothing may be waiting."""
+        """Like :meth:`send`, for a chunked answer with nothing pending: ``data`` is one chunk with
+        its framing, which holds ``size`` bytes of body."""
         self.sent_bytes += size
         self._connection.write(data)
 
     def hold(self, data: bytes) -> None:
-        """As :meth:`send`, but the bytes leave with the next write, which is sure to follow."""
+        """Like :meth:`send`, but the bytes are sent with the next write, which must follow."""
         self.sent_bytes += len(data)
         if self._framing == b"chunked":
             self._out.append(b"%x\r\n%b\r\n" % (len(data), data))
@@ -272,7 +291,7 @@ class Incoming:
             self._out.append(data)
 
     def flush(self) -> None:
-        """Send what waits, such as a head without body yet."""
+        """Send what is pending, such as a head without a body yet."""
         if self._out and not self.gone:
             self._connection.write(b"".join(self._out))
             self._out = []
@@ -290,11 +309,10 @@ class Incoming:
         self._connection.answered(self)
 
     def abort(self) -> None:
-        """End the answer so that nobody can take it for whole (RFC 9112 section 8).
+        """End the answer so that nobody can take it for complete (RFC 9112 section 8).
 
-        Where the framing tells (no last chunk, too few bytes) an orderly close is
-        enough, and what was sent last still arrives; an answer that ends by close
-        must be reset.
+        Where the framing shows it (no last chunk, too few bytes) an orderly close is enough,
+        and what was sent last still arrives; an answer that ends by a close must be reset.
         """
         if self.ended:
             return

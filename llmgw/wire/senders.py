@@ -17,6 +17,7 @@ the sender more than the rest of the event.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from llmgw.wire.twisted_internals import end_of_turn, has_unsent, is_plain_socket
@@ -146,6 +147,12 @@ class PlainSender:
     def is_flushed(self) -> bool:
         """As far as can be told."""
         return True
+
+
+def disable_nagle(transport: Any) -> None:
+    """Let small writes leave at once (``TCP_NODELAY``). Does nothing where there is no TCP."""
+    with suppress(AttributeError, OSError):
+        transport.setTcpNoDelay(True)
 
 
 def sender(transport: Any, outbox: Outbox) -> Sender | TlsSender | PlainSender:

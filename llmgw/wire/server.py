@@ -4,68 +4,61 @@ A :class:`ClientConnection` feeds bytes to ``core``'s request reader, hands each
 request to the site's ``serve`` as an :class:`~llmgw.wire.incoming.Incoming`,
 and takes the next one when it has been answered. Rules that hold here:
 
-1. After an unclear byte nothing more is parsed: the connection is ``_dead`` and
-   what still arrives is thrown away. (Over TLS Twisted goes on delivering data
-   after ``loseConnection``; a reader that went on would dispatch it.)
-2. Every close is a goodbye plus a timer to ``abortConnection``: a peer that
-   never answers TLS's close_notify holds nothing. The timer begins when the last
-   byte has left; so does the time for which a connection may be idle.
-3. Deadlines of head and body are absolute, so a byte now and then does not
-   extend them.
-4. Half-close counts as leaving: a client that shuts its sending side down gets
-   no answer (RFC 9112 section 9.6 leaves that to the server).
-5. While more than ``pipelined`` bytes of a next request wait, reading is
-   paused, and a client that leaves then is noticed only by the next write.
+1. After a malformed byte nothing more is parsed: the connection is ``_dead`` and whatever
+   still arrives is discarded. (Over TLS Twisted goes on delivering data after
+   ``loseConnection``; it must not be dispatched.)
+2. Every orderly close is backed by a timer to ``abortConnection``, so a peer that never
+   answers TLS's close_notify holds no resources. The timer starts when the last byte has
+   been taken; so does the idle time of a connection.
+3. Deadlines of head and body are absolute: a byte now and then does not extend them.
+4. A half-close counts as leaving: a client that shuts down its sending side gets no answer
+   (RFC 9112 section 9.6 leaves that to the server).
+5. While more than ``pipelined`` bytes of further requests are buffered, reading is paused,
+   and a client that leaves meanwhile is noticed only by the next write.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from zope.interface import implementer
 
+from llmgw.core.body_pace import GRACE_S, is_too_slow
 from llmgw.core.http import HttpFault
 from llmgw.core.request_reader import RequestReader
 from llmgw.errors import GatewayError, RequestTimeout
-from llmgw.wire.incoming import Incoming, Source, header_lines, status_line
-from llmgw.wire.senders import sender
+from llmgw.wire.incoming import Incoming, Source, last_answer
+from llmgw.wire.senders import disable_nagle, sender
 from llmgw.wire.sweep import NEVER
 from llmgw.wire.twisted_internals import unacked_bytes
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import ITCPTransport
     from twisted.python.failure import Failure
 
     from llmgw.core.http import RequestHead
     from llmgw.wire.site import Site
 
-RATE_GRACE_S = 5.0
-"""A body may be slower than the lowest rate for this long."""
-JUST_CAME_S = 2.0
-"""A connection without a request is not closed as idle before."""
-
-ANSWERED_S = 1.0
-"""Nor one that has been idle for less: its client may be sending the next one now."""
-
+NEW_CONNECTION_S = 2.0
+"""A connection without a request yet is not closed as idle before this time."""
+NEXT_REQUEST_S = 1.0
+"""Nor one that has been idle for less than this: its next request may be on the way."""
 LINGER_S = 2.0
-"""How long we read and discard after a refusal, so that a reset does not
-overtake the answer (RFC 9112 section 9.6)."""
-SKIP_BYTES = 65536
-"""A refused body that is no longer than this is read to its end instead of closing."""
+"""How long we read on after a refusal, lest a reset overtake the answer (RFC 9112 section 9.6)."""
 
 
 @implementer(IHandshakeListener)
 class ClientConnection(Protocol):
-    """One client's connection. One request is at work at a time; pipelined ones wait.
+    """One client's connection. One request is served at a time; pipelined ones wait.
 
     :ivar peer: the client's address without port.
-    :ivar group: whose connection count it is in; the site's.
-    :ivar certificate: the subject of the client's certificate, where one was asked for.
+    :ivar group: the address or network under which the site counts it.
+    :ivar certificate: the subject of the client's certificate, if one was requested.
     """
 
+    transport: Any  # set by Twisted; which interfaces it has depends on the listener
     _left_bytes = 0
     _taken_s = 0.0
 
@@ -76,7 +69,7 @@ class ClientConnection(Protocol):
         self.certificate: str | None = None
         self.deadline_s = NEVER
         self.current: Incoming | None = None
-        self._fresh: Incoming | None = None
+        self._unserved: Incoming | None = None
         self._reader = RequestReader(self, site.head_limits, site.request_heads)
         self._source: Source | None = None
         self._served = 0
@@ -90,12 +83,9 @@ class ClientConnection(Protocol):
     # --- called by Twisted ---
 
     def connectionMade(self) -> None:
-        transport = cast("ITCPTransport", self.transport)
+        transport = self.transport
         self.write = sender(transport, self.site.outbox)
-        try:
-            transport.setTcpNoDelay(True)
-        except (AttributeError, OSError):
-            pass  # not TCP
+        disable_nagle(transport)
         self._opened_s = self._idle_since_s = self.site.clock()
         timeouts = self.site.timeouts
         is_tls = isinstance(transport, TLSMemoryBIOProtocol)
@@ -103,7 +93,7 @@ class ClientConnection(Protocol):
         self.site.opened(self)
 
     def handshakeCompleted(self) -> None:
-        """TLS stands: now the head has its time."""
+        """TLS is established: now the time for the head starts."""
         self.certificate = getattr(self.transport, "client_certificate", None)
         if self.current is None and not self._dead:
             self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
@@ -118,14 +108,14 @@ class ClientConnection(Protocol):
         except HttpFault as fault:
             self._refuse(fault)
             return
-        if self._fresh is not None or (self.current is None and reader.state == "done"):
+        if self._unserved is not None or (self.current is None and reader.state == "done"):
             self._serve_requests()
         elif self.current is None:
-            if was_idle and reader.state == "head":
-                self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
+            if was_idle:
+                self._await_head()
         elif reader.buffered > self.site.limits.pipelined and not self._reading_paused:
             self._reading_paused = True
-            self._transport().pauseProducing()
+            self.transport.pauseProducing()
 
     def connectionLost(self, reason: Failure | None = None) -> None:
         self._dead = True
@@ -133,13 +123,17 @@ class ClientConnection(Protocol):
         self.deadline_s = NEVER
         self.site.closed(self)
         incoming, self.current = self.current, None
-        self._fresh = None
+        self._unserved = None
         self._source = None
         if incoming is not None:
-            self._client_left(incoming)
+            incoming.gone = True
+            incoming.forget_body()
+            task, incoming.task = incoming.task, None
+            if task is not None:
+                task.cancel()
 
     def pauseProducing(self) -> None:
-        """The client takes no more: stop the backend, and start the stall timer."""
+        """The client is too slow: pause the backend, and start the stall timer."""
         if self._source is not None:
             self._stalled = True
             self.deadline_s = self.site.clock() + self.site.timeouts.write_stall_s
@@ -159,8 +153,8 @@ class ClientConnection(Protocol):
 
     def head_received(self, head: RequestHead) -> None:
         if not self._served:
-            self.site.proven(self)
-        self._fresh = self.current = Incoming(self, head, self.site.clock())
+            self.site.first_request(self)
+        self._unserved = self.current = Incoming(self, head, self.site.clock())
         self.deadline_s = NEVER
 
     def body_received(self, data: bytes) -> None:
@@ -177,14 +171,9 @@ class ClientConnection(Protocol):
     # --- called by Incoming ---
 
     def reading_body(self) -> None:
-        """The exchange waits for the body: its clock runs from now."""
+        """The exchange waits for the body: its time starts now."""
         self._body_since_s = self.site.clock()
-        self.deadline_s = self._body_since_s + min(RATE_GRACE_S, self.site.timeouts.body_s)
-
-    def can_skip_body(self, incoming: Incoming) -> bool:
-        """The rest of a body that nobody wants is short enough to read to its end."""
-        length = incoming.head.content_length
-        return length is not None and length <= SKIP_BYTES and not incoming.head.expect_continue
+        self.deadline_s = self._body_since_s + min(GRACE_S, self.site.timeouts.body_s)
 
     def must_close(self) -> bool:
         """This answer is the connection's last."""
@@ -197,9 +186,9 @@ class ClientConnection(Protocol):
         )
 
     def stream_from(self, source: Source) -> None:
-        """Let the transport's buffer pause and resume ``source``."""
+        """Pause and resume ``source`` as the transport's buffer fills and drains."""
         self._source = source
-        self._transport().registerProducer(self, True)
+        self.transport.registerProducer(self, True)
 
     def answered(self, incoming: Incoming) -> None:
         """The current answer is complete: take the next request, or close."""
@@ -208,23 +197,23 @@ class ClientConnection(Protocol):
         self.current = None
         incoming.forget_body()
         if incoming.close_after or self._dead:
-            self._goodbye(unread=not incoming.complete)
+            self._close(unread=not incoming.complete)
             return
         now_s = self.site.clock()
         self._idle_since_s = now_s
         self.deadline_s = now_s + self.site.keepalive_s
         if not incoming.complete:
-            # The rest of a refused body is read and dropped before the next head.
+            # The rest of a refused body is read and discarded before the next head.
             self.deadline_s = now_s + LINGER_S
         if self._reading_paused:
             self._reading_paused = False
-            self._transport().resumeProducing()
+            self.transport.resumeProducing()
         self._serve_requests()
 
     def cut(self, *, orderly: bool = False) -> None:
-        """End in the middle of an answer.
+        """Close in the middle of an answer.
 
-        :param orderly: what was written may still leave; else a reset, at once.
+        :param orderly: let what was written reach the client; if not, reset at once.
         """
         self._end_stream()
         incoming, self.current = self.current, None
@@ -232,75 +221,74 @@ class ClientConnection(Protocol):
             incoming.forget_body()
         self._dead = True
         if orderly:
-            self._goodbye(unread=False)
+            self._close(unread=False)
         else:
             self.write.flush()
-            self._transport().abortConnection()
+            self.transport.abortConnection()
 
     # --- called by the sweep and the site ---
 
     def expired(self, now_s: float) -> None:
-        """A deadline has passed; which one follows from the state."""
+        """See :class:`~llmgw.wire.sweep.Timed`. Which deadline it was follows from the state."""
         incoming = self.current
-        if incoming is None and self._is_taking(now_s):
+        if incoming is None and self._is_receiving(now_s):
             return
         if self._dead or self._stalled:
             self.deadline_s = NEVER
-            self._transport().abortConnection()
+            self.transport.abortConnection()
         elif incoming is not None and not incoming.complete:
-            self._body_is_slow(incoming, now_s)
+            self._check_body_pace(incoming, now_s)
         elif incoming is not None:
             self.deadline_s = NEVER
         elif self._reader.state == "head":
             self._refuse(HttpFault(408, "request_timeout", "the request head did not arrive in time"))
         elif self._reader.state == "body":
-            self._goodbye(unread=True)
-        elif self._served == 0 and not self.site.is_plain(self._transport()):
-            # Perhaps a handshake that never ended: there is nobody to say goodbye to.
+            self._close(unread=True)
+        elif self._served == 0 and not self.site.is_plain(self.transport):
+            # Perhaps a handshake that was never completed: no orderly close is possible.
             if not getattr(self.transport, "handshaken", True):
                 self.site.count_refusal("tls_handshake_timeout")
             self.deadline_s = NEVER
-            self._transport().abortConnection()
+            self.transport.abortConnection()
         else:
-            self._goodbye(unread=False)
+            self._close(unread=False)
 
     @property
     def stalled(self) -> bool:
-        """The client takes nothing of its answer."""
+        """The client does not read its answer."""
         return self._stalled and not self._dead
 
     @property
-    def awaited(self) -> bool:
-        """A request is on its way: some of it is here; or the client has only just come,
-        and not to hear that it came in vain; or it had its answer a moment ago, in which
-        it was not told that it was the last."""
+    def expects_request(self) -> bool:
+        """A request is on its way, or may be: some of it is here; or the client has just
+        connected; or it got an answer a moment ago that did not announce a close."""
         if self._dead or self.current is not None:
             return False
         if self._state() == "head":
             return True
-        patience_s = ANSWERED_S if self._served else JUST_CAME_S
+        patience_s = NEXT_REQUEST_S if self._served else NEW_CONNECTION_S
         return self.site.patient and self.site.clock() - self._idle_since_s < patience_s
 
     @property
-    def leaving(self) -> bool:
-        """Closed, but for what its client has not taken yet."""
-        return self._dead and unacked_bytes(self._transport()) > 0
+    def is_draining(self) -> bool:
+        """It is being closed, and its client has not received everything yet."""
+        return self._dead and unacked_bytes(self.transport) > 0
 
     def close_if_idle(self) -> bool:
-        """Close when no request is at work or on its way. :return: whether it did."""
-        if self.current is not None or self.awaited:
+        """Close unless a request is being served or on its way. :return: whether it was closed."""
+        if self.current is not None or self.expects_request:
             return False
         if not self._dead:
-            self._goodbye(unread=False)
+            self._close(unread=False)
         return True
 
     # --- our own ---
 
-    def _is_taking(self, now_s: float) -> bool:
-        """The client takes an answer that is complete but long: then there is another look, while
-        it takes some of it in ``write_stall_s``; and an idle time that begins with its end."""
+    def _is_receiving(self, now_s: float) -> bool:
+        """The client is still receiving a completed answer, some of it in each ``write_stall_s``;
+        its idle time starts when it has all."""
         timeouts = self.site.timeouts
-        left_bytes, before_bytes = unacked_bytes(self._transport()), self._left_bytes
+        left_bytes, before_bytes = unacked_bytes(self.transport), self._left_bytes
         if left_bytes != before_bytes:
             self._left_bytes, self._taken_s = left_bytes, now_s
         if left_bytes:
@@ -315,91 +303,88 @@ class ClientConnection(Protocol):
     def _state(self) -> str:
         return self._reader.state
 
-    def _transport(self) -> Any:
-        return self.transport
-
     def _serve_requests(self) -> None:
-        """Start the request that has arrived, and those behind it, without recursion."""
+        """Start the request that has arrived and those pipelined behind it, without recursion."""
         if self._starting:
             return
         self._starting = True
         try:
             while not self._dead:
-                incoming, self._fresh = self._fresh, None
-                if incoming is None:
-                    if self.current is not None or self._reader.state != "done":
-                        return
-                    self._reader.resume()
-                    if self._fresh is None:
-                        if self._state() == "head":
-                            self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
-                        return
+                incoming, self._unserved = self._unserved, None
+                if incoming is not None:
+                    self.site.serve(incoming)
                     continue
-                self.site.serve(incoming)
+                if self.current is not None or self._reader.state != "done":
+                    return
+                self._reader.resume()
+                if self._unserved is None:
+                    self._await_head()
+                    return
         except HttpFault as fault:
             self._refuse(fault)
         finally:
             self._starting = False
 
+    def _await_head(self) -> None:
+        """If part of the next head is here, the time for it starts."""
+        if self._reader.state == "head":
+            self.deadline_s = self.site.clock() + self.site.timeouts.request_head_s
+
     def _refuse(self, fault: HttpFault) -> None:
-        """Bytes that are no request: answer, close, parse nothing more."""
+        """Malformed bytes: answer, close, and parse nothing more."""
         self._dead = True
-        self._fresh = None
-        incoming = self.current
-        if incoming is not None:
-            if not incoming.complete:
-                error = GatewayError(fault.message, code=fault.code, status=fault.status)
-                error.type = "invalid_request_error"
-                incoming.close_after = True
-                if not incoming.started:
-                    incoming.body_failed(error)
-                    if incoming.task is None:
-                        self.site.serve(incoming)
-                    return
-            incoming.close_after = True
+        self._unserved = None
+        if self.current is not None:
+            self._refuse_body(self.current, fault)
             return
         self.site.count_refusal(fault.code)
         headers, body = self.site.fault_answer(fault, self.peer)
-        self.write(
-            b"%b%bdate: %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (status_line(fault.status), header_lines(headers), self.site.http_date, len(body), body)
-        )
-        self._goodbye(unread=True)
+        self.write(last_answer(fault.status, headers, self.site.http_date, body))
+        self._close(unread=True)
 
-    def _body_is_slow(self, incoming: Incoming, now_s: float) -> None:
-        """408, or another look later: the lowest rate counts after five seconds, the whole at its end."""
-        timeouts = self.site.timeouts
-        elapsed_s = now_s - self._body_since_s
-        size = max(incoming.body_size, incoming.head.content_length or 0)
-        allowed_s = max(timeouts.body_s, size / timeouts.body_rate)
-        if elapsed_s >= allowed_s or incoming.body_size < timeouts.body_rate * elapsed_s:
-            self.deadline_s = NEVER
-            self._dead = True
-            incoming.close_after = True
-            if not incoming.started:
-                incoming.body_failed(RequestTimeout("the request body did not arrive in time"))
-        else:
+    def _refuse_body(self, incoming: Incoming, fault: HttpFault) -> None:
+        """The fault is in the current request's body, or behind it: this answer is the last."""
+        incoming.close_after = True
+        if incoming.complete or incoming.started:
+            return
+        error = GatewayError(fault.message, code=fault.code, status=fault.status)
+        error.type = "invalid_request_error"
+        incoming.body_failed(error)
+        if incoming.task is None:
+            self.site.serve(incoming)
+
+    def _check_body_pace(self, incoming: Incoming, now_s: float) -> None:
+        """Answer 408 if it is too slow; else look again a second later."""
+        timeouts, elapsed_s = self.site.timeouts, now_s - self._body_since_s
+        declared = incoming.head.content_length
+        if not is_too_slow(incoming.body_size, declared, elapsed_s, timeouts.body_s, timeouts.body_rate):
             self.deadline_s = now_s + 1.0
+            return
+        self.deadline_s = NEVER
+        self._dead = True
+        incoming.close_after = True
+        if not incoming.started:
+            incoming.body_failed(RequestTimeout("the request body did not arrive in time"))
 
     def _end_stream(self) -> None:
-        if self._source is None:
-            return
         source, self._source = self._source, None
-        self._transport().unregisterProducer()
+        if source is None:
+            return
+        self.transport.unregisterProducer()
         if self._stalled:
             self._stalled = False
-            # A source that stays paused would hang the next request on its connection.
+            # A source that stayed paused would block the next request on its connection.
             source.resume()
 
-    def _goodbye(self, *, unread: bool) -> None:
-        """Close: what was written leaves first, then the grace timer aborts.
+    def _close(self, *, unread: bool) -> None:
+        """Close in order: what was written is sent first, and the grace timer aborts.
 
-        :param unread: the client may still be sending; for TCP our side is shut
-            down and the rest is read and thrown away for :data:`LINGER_S`.
+        :param unread: the client may still be sending; for TCP only our side is shut down,
+            and the rest is read and discarded for :data:`LINGER_S`.
         """
         self._dead = True
         self.write.flush()
-        transport = self._transport()
+        transport = self.transport
         if self._reading_paused:
             self._reading_paused = False
             transport.resumeProducing()
@@ -409,10 +394,3 @@ class ClientConnection(Protocol):
             return
         self.deadline_s = self.site.clock() + self.site.timeouts.close_grace_s
         transport.loseConnection()
-
-    def _client_left(self, incoming: Incoming) -> None:
-        incoming.gone = True
-        incoming.forget_body()
-        task, incoming.task = incoming.task, None
-        if task is not None:
-            task.cancel()

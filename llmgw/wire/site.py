@@ -1,4 +1,4 @@
-"""What all client connections of this process share: caps, counters, the clock, ``serve``."""
+"""What all client connections of this process share: limits, counters, the clock, ``serve``."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 
 SHEDDING_KEEPALIVE_S = 5.0
 BURST_WINDOW_S = 1.0
-UNPROVEN_PER_FREE = 2
-"""Connections without a request may be twice as many as the places that are free; then the oldest
-of them goes. So a crowd that comes at once finds room, and there is always room for the next."""
-LEAST_UNPROVEN = 64
-GROUPS_KEPT = 4096
+SILENT_PER_FREE = 2
+"""Connections that have not sent a request may be twice as many as the places that are free; beyond
+that the oldest of them is closed. So a burst finds room, and there is always room for the next."""
+MIN_SILENT = 64
+"""So many of them are always allowed."""
+CACHED_GROUPS = 4096
 
 
 class Site:
     """Shared by every listener.
 
     :param serve: starts the exchange of one request; never raises.
-    :param fault_answer: takes a fault and a peer's address, for bytes that are no
-        request, and gives the headers and the body of the answer.
-    :ivar shedding: idle connections stay :data:`SHEDDING_KEEPALIVE_S` only.
-    :ivar accepting: else every new connection is closed at once.
+    :param fault_answer: makes the headers and the body of the answer to malformed bytes, from
+        the fault and the peer's address.
+    :ivar shedding: idle connections are kept for :data:`SHEDDING_KEEPALIVE_S` only.
+    :ivar accepting: if false, every new connection is closed at once.
     :ivar draining: every answer closes its connection.
-    :ivar patient: who may be about to send a request is not idle.
-    :ivar held_bytes: request bodies in memory now.
-    :ivar refusals: count of refused connections and requests by reason.
+    :ivar patient: a connection whose client may be about to send a request is not idle.
+    :ivar held_bytes: bytes of request bodies in memory now.
+    :ivar refusals: number of refused connections and requests by reason.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class Site:
         self.accepting = True
         self.held_bytes = 0
         self.refusals: dict[str, int] = {}
-        # Connections that have not made a request yet, the oldest first.
-        self._unproven: dict[ClientConnection, None] = {}
+        # Connections that have not sent a request yet, the oldest first.
+        self._silent: dict[ClientConnection, None] = {}
         self._per_peer: dict[str, int] = {}
         self._recent: dict[str, int] = {}
         self._recent_since_s = 0.0
@@ -78,7 +79,7 @@ class Site:
         self.configure(limits, timeouts)
 
     def configure(self, limits: Limits, timeouts: Timeouts) -> None:
-        """Take new figures; connections already open follow them from their next step on."""
+        """Change the limits; connections already open follow them from their next step on."""
         self.limits = limits
         self.timeouts = timeouts
         self.head_limits = HeadLimits(
@@ -87,15 +88,15 @@ class Site:
             headers=limits.headers,
             count=limits.header_count,
         )
-        # A new memo also forgets what was derived from heads by the old configuration.
+        # A new memo also drops what the old configuration derived from heads.
         self.request_heads = RequestMemo(self.head_limits)
-        # Reading an address costs as much as everything else about a new connection's caps.
+        # Parsing an address costs as much as all other checks of a new connection.
         self._groups: dict[str, str] = {}
         self._trusted = [ipaddress.ip_network(text, strict=False) for text in limits.trusted_networks]
 
     @property
     def keepalive_s(self) -> float:
-        """How long an idle connection may stay."""
+        """Seconds for which an idle connection is kept."""
         return SHEDDING_KEEPALIVE_S if self.shedding else self.timeouts.keepalive_s
 
     @property
@@ -107,25 +108,25 @@ class Site:
             self._date = formatdate(now_s, usegmt=True).encode("ascii")
         return self._date
 
-    # --- caps ---
+    # --- limits ---
 
     def may_open(self, peer: str) -> bool:
-        """Whether another connection from ``peer`` fits; counts the refusal if not."""
-        reason = self._over_cap(peer)
+        """Whether another connection from ``peer`` is within the limits; counts the refusal if not."""
+        reason = self._over_limit(peer)
         if reason:
             self.count_refusal(reason)
             return False
         return True
 
-    def _over_cap(self, peer: str) -> str:
+    def _over_limit(self, peer: str) -> str:
         if not self.accepting:
             return "overload"
         if len(self.connections) >= self.limits.connections:
             return "connections"
-        return self._over_cap_of(self._group(peer))
+        return self._over_peer_limit(self._group(peer))
 
-    def _over_cap_of(self, group: str) -> str:
-        """The caps that hold for one address."""
+    def _over_peer_limit(self, group: str) -> str:
+        """The limits per address."""
         if not group:
             return ""
         if self._per_peer.get(group, 0) >= self.limits.connections_per_ip:
@@ -141,14 +142,14 @@ class Site:
         return ""
 
     def is_exempt(self, peer: str) -> bool:
-        """No cap holds for this address: loopback, Unix sockets, ``limits.trusted_networks``."""
+        """Addresses without limits: loopback, Unix sockets, ``limits.trusted_networks``."""
         return not self._group(peer)
 
     def _group(self, peer: str) -> str:
-        """Whose count a peer belongs to: itself for IPv4, its /64 for IPv6, nobody's when exempt."""
+        """What a peer is counted under: its address for IPv4, its /64 for IPv6, ``""`` if exempt."""
         group = self._groups.get(peer)
         if group is None:
-            if len(self._groups) >= GROUPS_KEPT:
+            if len(self._groups) >= CACHED_GROUPS:
                 self._groups.clear()
             group = self._groups[peer] = self._group_of(peer)
         return group
@@ -159,7 +160,7 @@ class Site:
         except ValueError:
             return ""  # unix sockets
         if address.version == 6 and address.ipv4_mapped is not None:
-            # An IPv4 client of a listener for both families.
+            # An IPv4 client of a dual-stack listener.
             address = address.ipv4_mapped
         if address.is_loopback or any(address in network for network in self._trusted):
             return ""
@@ -167,31 +168,31 @@ class Site:
             return str(ipaddress.ip_network((address, 64), strict=False).network_address)
         return str(address)
 
-    # --- told by connections ---
+    # --- called by connections ---
 
     def opened(self, connection: ClientConnection) -> None:
-        """A connection begins."""
+        """A connection was opened."""
         self.connections.add(connection)
         self.sweep.add(connection)
         self._count_in(connection)
-        self._unproven[connection] = None
+        self._silent[connection] = None
         free = self.limits.connections - len(self.connections)
-        if len(self._unproven) > max(LEAST_UNPROVEN, UNPROVEN_PER_FREE * free):
-            # Whoever opens connections and says nothing takes no place from those who ask.
-            oldest = next(iter(self._unproven))
+        if len(self._silent) > max(MIN_SILENT, SILENT_PER_FREE * free):
+            # Clients that connect and send nothing must not take places from those that send requests.
+            oldest = next(iter(self._silent))
             self.count_refusal("awaiting_first_request")
-            # Its transport tells us of its end a turn later, when more may have come.
+            # Its transport reports the loss one turn later; more may have been opened by then.
             self.closed(oldest)
             oldest.cut()
 
-    def proven(self, connection: ClientConnection) -> None:
-        """Its first request is here."""
-        self._unproven.pop(connection, None)
+    def first_request(self, connection: ClientConnection) -> None:
+        """A connection has sent its first request head."""
+        self._silent.pop(connection, None)
 
     def closed(self, connection: ClientConnection) -> None:
-        """A connection has ended."""
+        """A connection was closed. Idempotent."""
         self.connections.discard(connection)
-        self._unproven.pop(connection, None)
+        self._silent.pop(connection, None)
         self.sweep.discard(connection)
         self._count_out(connection)
 
@@ -201,7 +202,7 @@ class Site:
             self._per_peer[group] = self._per_peer.get(group, 0) + 1
 
     def _count_out(self, connection: ClientConnection) -> None:
-        # Not asked anew: a reload may have changed who is exempt.
+        # Not looked up again: a reload may have changed who is exempt.
         group, connection.group = connection.group, ""
         if group:
             left = self._per_peer.get(group, 1) - 1
@@ -211,23 +212,23 @@ class Site:
                 self._per_peer.pop(group, None)
 
     def count_refusal(self, reason: str) -> None:
-        """Count under ``reason``, a word from a fixed list."""
+        """Count a refusal under ``reason``, one of a fixed set of words."""
         self.refusals[reason] = self.refusals.get(reason, 0) + 1
 
     @staticmethod
     def is_plain(transport: Any) -> bool:
-        """Nothing stands between us and the socket: half-closing it is possible."""
+        """Whether ``transport`` is the socket itself, which can be half-closed."""
         return isinstance(transport, Connection) and not getattr(transport, "TLS", False)
 
     # --- closing ---
 
     def close_idle(self) -> None:
-        """Close the connections that serve no request."""
+        """Close the connections without a request; see ``ClientConnection.close_if_idle``."""
         for connection in list(self.connections):
             connection.close_if_idle()
 
     def cut_stalled(self, most: int) -> None:
-        """Cut answers that their clients do not take, those that hold most memory first."""
+        """Cut up to ``most`` answers that their clients do not read, those that hold most memory first."""
         stalled = [connection for connection in self.connections if connection.stalled]
         stalled.sort(key=lambda connection: unsent_bytes(connection.transport), reverse=True)
         for connection in stalled[:most]:
@@ -241,5 +242,7 @@ class Site:
 
     @property
     def busy(self) -> int:
-        """Connections with a request at work, or on its way, or with an answer that is."""
-        return sum(each.current is not None or each.awaited or each.leaving for each in self.connections)
+        """The number of connections with a request being served or on its way, or an unfinished answer."""
+        return sum(
+            each.current is not None or each.expects_request or each.is_draining for each in self.connections
+        )

@@ -9,7 +9,7 @@ once: that is how a llama-server learns that nobody waits any more.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -23,7 +23,7 @@ from llmgw.core.response_reader import ResponseReader
 from llmgw.wire.coroutines import Future
 from llmgw.wire.fast_path import FastPath
 from llmgw.wire.long_body import LongBody
-from llmgw.wire.senders import sender
+from llmgw.wire.senders import disable_nagle, sender
 from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.sweep import NEVER
 from llmgw.wire.twisted_internals import read_directly, stop_reading_directly, take_over
@@ -31,7 +31,6 @@ from llmgw.wire.twisted_internals import read_directly, stop_reading_directly, t
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twisted.internet.interfaces import ITCPTransport
     from twisted.python.failure import Failure
 
     from llmgw.core.http import ResponseHead
@@ -62,6 +61,7 @@ class UpstreamConnection(TwistedProtocol):
     """
 
     log = Logger()
+    transport: Any  # set by Twisted; which interfaces it has depends on the URL
 
     __slots__ = tuple(_ATTRIBUTES.split())
 
@@ -99,10 +99,7 @@ class UpstreamConnection(TwistedProtocol):
     def connectionMade(self) -> None:
         self._send = sender(self.transport, self._pool.outbox)
         take_over(self.transport, self)
-        try:
-            cast("ITCPTransport", self.transport).setTcpNoDelay(True)
-        except (AttributeError, OSError):
-            pass
+        disable_nagle(self.transport)
         self._pool.sweep.add(self)
 
     def handshakeCompleted(self) -> None:
@@ -260,7 +257,7 @@ class UpstreamConnection(TwistedProtocol):
         if not self._paused and not self.lost:
             self._paused = True
             self.deadline_s = self.until_s
-            self._transport().pauseProducing()
+            self.transport.pauseProducing()
 
     def resume(self) -> None:
         """Read on."""
@@ -269,7 +266,7 @@ class UpstreamConnection(TwistedProtocol):
             if not self.lost:
                 if self._busy:
                     self.deadline_s = min(self.clock() + self._idle_s, self.until_s)
-                self._transport().resumeProducing()
+                self.transport.resumeProducing()
 
     def abort(self) -> None:
         """Close at once; the sink hears nothing more."""
@@ -281,18 +278,18 @@ class UpstreamConnection(TwistedProtocol):
         self.deadline_s = NEVER
         if not self.lost:
             self._pool.forget(self)
-            self._transport().abortConnection()
+            self.transport.abortConnection()
 
     def expired(self, now_s: float) -> None:
         """From the sweep: which deadline it was follows from the state."""
         self.deadline_s = NEVER
         if self.ready is not None:
             self._fault = UpstreamFault("timeout_connect", "the TLS handshake took too long")
-            self._transport().abortConnection()
+            self.transport.abortConnection()
         elif not self._busy:
             self._pool.forget(self)
             if self._closing:
-                self._transport().abortConnection()
+                self.transport.abortConnection()
             else:
                 self._close()
         elif now_s >= self._total_s:
@@ -323,9 +320,6 @@ class UpstreamConnection(TwistedProtocol):
 
     # --- our own ---
 
-    def _transport(self) -> Any:
-        return self.transport
-
     @property
     def _is_sent(self) -> bool:
         """All of the request has left."""
@@ -341,7 +335,7 @@ class UpstreamConnection(TwistedProtocol):
         """Say goodbye, and wait for the peer's no longer than the grace time."""
         self._closing = True
         self.deadline_s = self.clock() + self._pool.close_grace_s
-        self._transport().loseConnection()
+        self.transport.loseConnection()
 
     def _hand_over(self, now_s: float) -> None:
         """Give the body bytes of this read to the sink, in one piece."""
@@ -385,7 +379,7 @@ class UpstreamConnection(TwistedProtocol):
                     self._close()
                 else:
                     # The backend has answered without reading on: the rest is nobody's.
-                    self._transport().abortConnection()
+                    self.transport.abortConnection()
         if sink is not None:
             sink.ended()
 
@@ -402,7 +396,7 @@ class UpstreamConnection(TwistedProtocol):
             self._busy = False
         self._pool.forget(self)
         if not self.lost:
-            self._transport().abortConnection()
+            self.transport.abortConnection()
         if waiter is not None:
             waiter.fail(fault)
         elif sink is not None:

@@ -398,7 +398,7 @@ def test_who_says_nothing_takes_no_place_from_those_who_ask() -> None:
     site, _ = site_with(connections=900)
     asking = open_silent(site, 300)
     for connection in asking:
-        site.proven(connection)
+        site.first_request(connection)
     silent = open_silent(site, 5000)
     assert len(silent) == 5000
     # There is always room: the silent have no more than twice the places that are free.
