@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +21,7 @@ from llmgw.config import BackendConfig, is_local_url, parse_backend, port_of
 from llmgw.core.allowed import AllowList
 from llmgw.core.hold_down import HoldDown, HoldRules
 from llmgw.errors import PLUGIN_FAULTS, ConfigError, PluginError
+from llmgw.finite import is_finite_number
 from llmgw.foreign import at_most
 from llmgw.plain_files import read_plain
 from llmgw.plain_text import plain
@@ -88,7 +88,7 @@ class Source:
     def contact_s(self) -> float | None:
         """When the source answered last, by the reactor's clock."""
         found = getattr(self._plugin, "contact_s", None)
-        return found if isinstance(found, (float, int)) and isfinite(found) else None
+        return found if is_finite_number(found) else None
 
     @property
     def error(self) -> str:

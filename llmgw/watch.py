@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from msgspec import convert
@@ -10,6 +9,7 @@ from msgspec.structs import asdict, fields, replace
 from twisted.logger import Logger
 
 from llmgw.errors import PLUGIN_FAULTS
+from llmgw.finite import is_finite_number
 from llmgw.foreign import set_aside
 from llmgw.seldom import Seldom
 from llmgw.values import HealthReport
@@ -142,7 +142,7 @@ def _checked(report: Any) -> HealthReport:
         raise ValueError(f"what is no report: {error}") from None
     for name in ("slots", "busy_slots", "deferred", "context_length", "kv_use", "gpu_use"):
         value = getattr(typed, name)
-        if value is not None and not (isfinite(value) and value >= 0):
+        if value is not None and not (is_finite_number(value) and value >= 0):
             raise ValueError(f"what cannot be: {name} = {value}")
     return typed
 

@@ -55,6 +55,8 @@ WRONG_CHOICES: Mapping[str, Any] = {
 }
 WRONG_DECISIONS: Mapping[str, Any] = {
     "refuse-nan": {"allowed": False, "retry_after_s": float("nan")},
+    "refuse-huge": {"allowed": False, "retry_after_s": 10**400},
+    "refuse-true": {"allowed": False, "retry_after_s": True},
     "refuse-none": {"allowed": False, "retry_after_s": None},
     "refuse-object": {"allowed": False, "retry_after_s": 1.0, "policy": object()},
 }

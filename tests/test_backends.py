@@ -92,6 +92,7 @@ def test_figures_of_a_dead_or_silent_source_are_dropped(watched):
         (HealthReport(alive=True, models="abc"), "at `$.models`"),
         (HealthReport(alive=True, models=(object(),)), "no report"),
         (HealthReport(alive=True, slots=-1), "slots = -1"),
+        (HealthReport(alive=True, slots=10**400), "slots = 1000"),
         (HealthReport(alive=True, kv_use=float("nan")), "kv_use = nan"),
     ],
 )

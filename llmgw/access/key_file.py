@@ -13,7 +13,6 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llmgw.errors import ConfigError, ConfigFault
+from llmgw.finite import is_finite_number
 from llmgw.private_files import locked, read_private, replace_private
 from llmgw.values import Caller, Caps, Policy
 
@@ -241,7 +241,7 @@ def _parse_fields(where: str, table: Mapping[str, Any], faults: list[ConfigFault
             faults.append(ConfigFault(f"{where}.{name}", "missing"))
     for name, value in table.items():
         # A TOML boolean is a Python int.
-        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        number = is_finite_number(value)
         if name == "name":
             good = isinstance(value, str) and 0 < len(value) <= 128 and value.isprintable()
             keep(name, value, good, "must be 1 to 128 printable characters")

@@ -15,7 +15,6 @@ backend's connection wherever the request is.
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -32,6 +31,7 @@ from llmgw.errors import (
     Overloaded,
     RateLimited,
 )
+from llmgw.finite import is_finite_number
 from llmgw.foreign import at_most, set_aside
 from llmgw.gateway import local
 from llmgw.gateway.account import Account
@@ -384,6 +384,5 @@ def _can_be_told(decision: Decision) -> bool:
     return (
         type(decision.policy) is str
         and type(decision.unit) is str
-        and type(decision.retry_after_s) in (float, int)
-        and isfinite(decision.retry_after_s)
+        and is_finite_number(decision.retry_after_s)
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from twisted.logger import Logger
 
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
+from llmgw.finite import is_finite_number
 from llmgw.foreign import set_aside
 from llmgw.seldom import Seldom
 from llmgw.values import Caller, Submission
@@ -95,6 +95,6 @@ def _fault_of(error: GatewayError) -> str | None:
     if not isinstance(error.message, str):
         return f"a message of type {type(error.message).__name__}"
     after_s = error.retry_after_s
-    if after_s is not None and not (isinstance(after_s, (float, int)) and isfinite(after_s)):
-        return f"retry_after_s {after_s!r}"
+    if after_s is not None and not is_finite_number(after_s):
+        return f"a retry_after_s of type {type(after_s).__name__} that is no time"
     return None

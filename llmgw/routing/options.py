@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from msgspec import Struct
 
 from llmgw.errors import ConfigError, ConfigFault
+from llmgw.finite import is_finite_number
 
 
 class Number(Struct, frozen=True):
@@ -29,8 +30,7 @@ class Number(Struct, frozen=True):
 
     def fault(self, value: object) -> str | None:
         """What is wrong with ``value``, ``None`` if nothing is. ``true`` is no number."""
-        kinds = int if self.whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not isfinite(value):
+        if not is_finite_number(value) or (self.whole and not isinstance(value, int)):
             return "must be a whole number" if self.whole else "must be a number"
         if value < self.least:
             return f"must be {self.least:g} or more"

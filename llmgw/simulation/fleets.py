@@ -16,13 +16,13 @@ The file describes what a benchmark of the server shows, not the model of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Annotated, Any, TypeGuard
 
 from msgspec import Struct
 
 from llmgw.config.reader import Reader, Rule, toml_table
 from llmgw.errors import ConfigError, ConfigFault
+from llmgw.finite import is_finite_number
 from llmgw.simulation.node import BATCH_TOKENS, NodeSpec
 
 FULL_SHARE = 0.6
@@ -154,7 +154,7 @@ def fleet_of_state(state: Mapping[str, Any], source: str = "") -> tuple[NodeSpec
 
 
 def _is_figure(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value > 0
+    return is_finite_number(value) and value > 0
 
 
 # --- built in -----------------------------------------------------------------

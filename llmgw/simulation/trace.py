@@ -21,12 +21,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from math import isfinite
 from typing import Any
 
 from msgspec import Struct
 
 from llmgw.errors import ConfigError, ConfigFault
+from llmgw.finite import is_finite_number
 from llmgw.simulation.node import NodeSpec
 from llmgw.simulation.prompt import Pieces
 from llmgw.simulation.workload import Maker, Workload, rate_for
@@ -214,7 +214,7 @@ def objects(lines: Iterable[str], source: str) -> Iterable[tuple[int, dict[str, 
 
 def _figure(table: dict[str, Any], key: str, source: str, number: int, default: float | None = None) -> float:
     value = table.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+    if not is_finite_number(value) or value < 0:
         raise _fault(source, number, f"{key} must be a number, 0 or more")
     return float(value)
 
