@@ -1,11 +1,10 @@
-"""Events from the reactor to protocols, without a logging context around each.
+"""Dispatch of reactor events to protocols without a logging context around each.
 
-The stock reactors run every read and write through ``log.callWithLogger``, which
-sets up a context so that *legacy* log lines (``twisted.python.log.msg``) begin
-with the protocol's name: five calls and a dictionary for each event of each
-stream. Nothing here logs that way. :func:`without_log_context` replaces that
-public function, in this process, by one that keeps its other duty: an exception
-is logged and the reactor goes on.
+The stock reactors run every read and write through ``log.callWithLogger``, which sets up a
+context so that *legacy* log lines (``twisted.python.log.msg``) begin with the protocol's
+name: five calls and a dictionary for each event of each stream. Nothing here logs that way.
+:func:`without_log_context` replaces that public function in this process by one that keeps
+its other purpose: an exception is logged and the reactor goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 def call_plainly(logger: Any, func: Callable[..., Any], *args: Any, **kw: Any) -> Any:
     """Run ``func``; what it raises is logged, as ``log.callWithLogger`` does.
 
-    :param logger: whose event it is; not used.
+    :param logger: the receiver of the event; not used.
     """
     try:
         return func(*args, **kw)

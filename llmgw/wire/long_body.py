@@ -1,9 +1,8 @@
 """A long request body on its way to a backend, a slice at a time.
 
-Handing a body of some megabytes to the transport in one piece would copy it
-twice: once for the transport's buffer, once for what the socket did not take at
-the first try. A pull producer gives slices as the buffer empties, so the one
-copy that the retries need is the only one.
+Handing a body of several megabytes to the transport in one piece would copy it twice: once
+for the transport's buffer, once for what the socket did not take at the first try. A pull
+producer writes slices as the buffer empties, so the copy that retries need is the only one.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class LongBody:
 
     @property
     def done(self) -> bool:
-        """The last slice was handed over."""
+        """The last slice has been written."""
         return self._at >= len(self._body)
 
     def start(self) -> None:
-        """Begin. What was written before must have reached the transport."""
+        """Begin. Anything written before must have been flushed to the transport."""
         self._transport.registerProducer(self, False)
 
     def resumeProducing(self) -> None:
@@ -47,6 +46,6 @@ class LongBody:
             self._transport.unregisterProducer()
 
     def stopProducing(self) -> None:
-        """The connection is lost: let go of the body."""
+        """The connection is lost: release the body."""
         self._at = 0
         self._body = b""

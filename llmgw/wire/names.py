@@ -1,11 +1,11 @@
-"""Host names of backends: looked up for every connection, and never lost for a while.
+"""Host names of backends: resolved for every connection, with the last answer as a fallback.
 
-The system's resolver has the caches and knows the time to live. What it lacks is
-patience with itself: while it does not answer, or has nothing to say, the addresses
-it gave last go on being used, so that a gateway does not stop because DNS does.
+Caching and times to live are left to the system's resolver. But while it does not answer,
+or has no addresses, those it returned last are used, so that the gateway does not stop
+because DNS does.
 
-``localhost`` is both loopback addresses, whatever the hosts file has: a server may
-listen on either alone.
+``localhost`` stands for both loopback addresses, whatever the hosts file says: a server may
+listen on only one of them.
 
 :source: RFC 8767 (serving stale data, which is up to the resolver there); RFC 6761
     section 6.3 (``localhost``).
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress, IDelayedCall, IHostResolution, IReactorTime
 
 PATIENCE_S = 1.0
-"""A look-up that takes longer is answered from memory, where there is any."""
+"""A look-up that takes longer is answered from memory, if the name is known."""
 STALE_S = 3600.0
+"""For this long an answer may be used from memory."""
 MOST_NAMES = 1000
 
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost."})
@@ -36,7 +37,7 @@ _Key = tuple[str, int, tuple[type, ...] | None, str]
 
 
 def remember_names(reactor: Any) -> None:
-    """Let ``reactor`` remember the names it looks up. Idempotent."""
+    """Let ``reactor`` remember the names it resolves. Idempotent."""
     resolver = getattr(reactor, "nameResolver", None)
     if resolver is not None and not isinstance(resolver, RememberedNames):
         reactor.installNameResolver(RememberedNames(resolver, reactor))
@@ -44,9 +45,9 @@ def remember_names(reactor: Any) -> None:
 
 @implementer(IHostnameResolver)
 class RememberedNames:
-    """Asks ``inner``, and remembers.
+    """Resolves through ``inner``, and remembers the addresses.
 
-    :param clock: for the time; its ``seconds`` are monotonic.
+    :param clock: its ``seconds`` are monotonic.
     """
 
     def __init__(self, inner: IHostnameResolver, clock: IReactorTime) -> None:
@@ -62,7 +63,7 @@ class RememberedNames:
         addressTypes: Sequence[type[IAddress]] | None = None,
         transportSemantics: str = "TCP",
     ) -> IHostResolution:
-        """As the interface says; the addresses may be up to an hour old when there are no newer ones."""
+        """See ``IHostnameResolver``. Addresses may be up to an hour old if there are no newer ones."""
         types = None if addressTypes is None else tuple(addressTypes)
         key = (hostName, portNumber, types, transportSemantics)
         patient = _Patient(resolutionReceiver, self._clock, lambda: self._recall(key), self._keeper(key))
@@ -90,9 +91,9 @@ class RememberedNames:
 
 @implementer(IResolutionReceiver)
 class _Patient:
-    """Stands between a look-up and who asked, and answers from memory when it must.
+    """Receives a look-up's addresses for ``receiver``, and answers from memory if it must.
 
-    :ivar also: told behind what was found, where nothing of that family was.
+    :ivar also: addresses added at the end for families of which none was found.
     """
 
     def __init__(
@@ -115,13 +116,13 @@ class _Patient:
         self._receiver.resolutionBegan(resolutionInProgress)
 
     def addressResolved(self, address: IAddress) -> None:
-        """One address; told on at once, unless memory has answered."""
+        """One address; forwarded at once, unless memory has answered."""
         self._found.append(address)
         if not self._answered:
             self._receiver.addressResolved(address)
 
     def resolutionComplete(self) -> None:
-        """All of them."""
+        """All addresses have come."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()

@@ -1,9 +1,9 @@
-"""Connections to one backend: kept while they may be used again, never shared.
+"""Connections to one backend: kept while they can be reused, used by one request at a time.
 
-llama-server closes an idle connection after 5 s and answers its 100th request
-with ``Connection: close``. A kept connection is therefore dropped before the
-backend's own limit (``Keep-Alive: timeout``, less one second), and the newest
-is used first, so that a quiet pool shrinks by itself.
+llama-server closes an idle connection after 5 s and answers its 100th request with
+``Connection: close``. A kept connection is therefore dropped before the backend's own limit
+(``Keep-Alive: timeout``, less one second), and the newest one is used first, so that a
+quiet pool shrinks by itself.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 def tls_options(host: str, ca_file: str | None, verify: bool, own: Pair | None = None) -> Any:
-    """How a backend's certificate is judged: against the system's or a given CA, and by name.
+    """TLS towards a backend: its certificate is verified against the system's or a given CA, and by name.
 
-    :param own: what we show if we are asked.
+    :param own: our certificate, for backends that request one.
     :raise BadPair: ``ca_file`` cannot be read, or holds no certificate.
     """
     shown: dict[str, Any] = {}
@@ -66,7 +66,7 @@ def endpoint_for(
 ) -> IStreamClientEndpoint:
     """A client endpoint that tries every address of ``host`` (RFC 8305).
 
-    An address needs no looking up, which would cost a thread's turn each time.
+    Where ``host`` is an address, nothing is resolved, which would take a thread each time.
     """
     endpoint: IStreamClientEndpoint
     if isIPAddress(host):
@@ -80,12 +80,11 @@ def endpoint_for(
     return endpoint
 
 
-LOOK_UP_S = 2.0
-"""How long a name may take to be looked up."""
-
+RESOLVE_S = 2.0
+"""Longest time for resolving a name."""
 
 NAMED_AGE_S = 60.0
-"""A connection to a name is kept no longer, so that a new address is noticed under load too."""
+"""A connection to a host name is kept no longer, so that a new address is noticed under load, too."""
 
 
 class _Connector(Factory):
@@ -103,11 +102,13 @@ class _Connector(Factory):
 class Pool:
     """Connections to one backend.
 
-    :param endpoint: made anew by ``make_endpoint`` for each connection, so that
-        a name is looked up again.
-    :param idle_s: longest time a connection is kept.
+    :param make_endpoint: makes the endpoint for each connection, so that a name is resolved again.
+    :param tls: the endpoints speak TLS.
+    :param connect_s: longest time for connecting, and again for the TLS handshake.
+    :param idle_s: longest time for which an idle connection is kept.
+    :param close_grace_s: time for the backend's end of an orderly close.
     :param named: the host is a name, whose address may change.
-    :ivar connects: connections that were opened, ever.
+    :ivar connects: number of connections opened so far.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class Pool:
         self._named = named
 
     def take(self) -> UpstreamConnection | None:
-        """An idle connection that may be used at once, if there is one."""
+        """An idle connection, if there is one."""
         now_s = self.clock()
         while self.idle:
             connection = self.idle.pop()
@@ -150,14 +151,14 @@ class Pool:
         return None
 
     def connect(self) -> Deferred[UpstreamConnection]:
-        """A new connection, its TLS handshake done.
+        """A new connection, with its TLS handshake done. Cancelling closes it.
 
-        :raise UpstreamFault: nobody there, or not in time. Cancelling gives up.
+        :raise UpstreamFault: nobody listens there, or not in time.
         """
         self.connects += 1
         connecting: Deferred[Any] = self._make_endpoint().connect(_Connector(self))
-        # The endpoint's own limit begins when the name has been looked up.
-        connecting.addTimeout(self.connect_s + LOOK_UP_S, self._reactor)
+        # The endpoint's own limit starts when the name has been resolved.
+        connecting.addTimeout(self.connect_s + RESOLVE_S, self._reactor)
         connecting.addErrback(_translate)
         if self._tls:
             return connecting.addCallback(self._handshake)
@@ -170,7 +171,7 @@ class Pool:
         return ready
 
     def give(self, connection: UpstreamConnection) -> None:
-        """Keep ``connection`` for the next request."""
+        """Keep ``connection`` for another request, if it may be kept."""
         keep_s = self.idle_s
         if connection.advertised_s is not None:
             keep_s = min(keep_s, connection.advertised_s - 1.0)
@@ -190,19 +191,19 @@ class Pool:
             self.idle.remove(connection)
 
     def close(self) -> None:
-        """Close idle connections, and each other one when its response ends."""
+        """Close the idle connections now, and each of the others when its response ends."""
         self.closed = True
         for connection in list(self.idle):
             connection.abort()
 
 
 def _translate(failure: Any) -> Any:
-    """Twisted's connect errors as :class:`UpstreamFault`, in one place."""
+    """Translate Twisted's connect errors to :class:`UpstreamFault`."""
     fault = failure.value
     if isinstance(fault, CancelledError | UpstreamFault):
         return failure
     if isinstance(fault, error.ConnectingCancelledError):
-        # An endpoint's own word for it. It's the client that has left, not the backend that failed.
+        # How an endpoint reports a cancel: the client has left, the backend has not failed.
         raise CancelledError
     detail = failure.getErrorMessage()
     if isinstance(fault, error.ConnectionRefusedError | error.NoRouteError):

@@ -27,11 +27,10 @@ Watcher = tuple[Callable[..., object], tuple[Any, ...]]
 class Loop(uvloop.Loop):
     """A uvloop that goes on watching a socket that was reset.
 
-    libuv tells of an error on a socket once, and ends the watch. uvloop passes that on as
-    one last call to the reader; and what was received before comes first, so that the
-    reader does not learn of the error, nor is it ever called again. A later ``add_writer``
-    is a RuntimeError (seen with uvloop 0.23). Everywhere else a reader is called until
-    it stops watching, and here, too.
+    libuv reports an error on a socket once, and ends the watch. uvloop turns that into one last
+    call of the reader, which first gets the data received before; so the reader neither learns
+    of the error nor is called again, and a later ``add_writer`` raises RuntimeError (seen with
+    uvloop 0.23). Other event loops call a reader until it stops watching, and so does this one.
     """
 
     def __init__(self) -> None:
@@ -41,25 +40,25 @@ class Loop(uvloop.Loop):
         self._errors = select.poll()
 
     def add_reader(self, fd: int | HasFileno, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """As ever."""
+        """See ``asyncio.AbstractEventLoop``."""
         fd = _number(fd)
         self._reading[fd] = callback, args
         self._watch(super().add_reader, self._reading, fd)
 
     def add_writer(self, fd: int | HasFileno, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """As ever."""
+        """See ``asyncio.AbstractEventLoop``."""
         fd = _number(fd)
         self._writing[fd] = callback, args
         self._watch(super().add_writer, self._writing, fd)
 
     def remove_reader(self, fd: int | HasFileno) -> Any:
-        """As ever."""
+        """See ``asyncio.AbstractEventLoop``."""
         fd = _number(fd)
         self._reading.pop(fd, None)
         return super().remove_reader(fd)
 
     def remove_writer(self, fd: int | HasFileno) -> Any:
-        """As ever."""
+        """See ``asyncio.AbstractEventLoop``."""
         fd = _number(fd)
         self._writing.pop(fd, None)
         return super().remove_writer(fd)
@@ -68,7 +67,7 @@ class Loop(uvloop.Loop):
         try:
             add(fd, self._call, watchers, fd)
         except RuntimeError:
-            self._renew(fd)  # the watch had ended, and nobody has noticed
+            self._renew(fd)  # libuv had ended the watch
 
     def _call(self, watchers: dict[int, Watcher], fd: int) -> None:
         callback, args = watchers[fd]
@@ -77,14 +76,14 @@ class Loop(uvloop.Loop):
             self.call_soon(self._renew, fd)
 
     def _has_error(self, fd: int) -> bool:
-        """Without taking the error from the socket: it is the reader's."""
+        """Whether the socket has an error, which is left for the reader to fetch."""
         self._errors.register(fd, 0)
         found = self._errors.poll(0)
         self._errors.unregister(fd)
         return bool(found and found[0][1] & select.POLLERR)
 
     def _renew(self, fd: int) -> None:
-        """Watch anew, whatever has become of the watch."""
+        """Watch again, whatever state the watch is in."""
         super().remove_reader(fd)
         super().remove_writer(fd)
         if fd in self._reading:

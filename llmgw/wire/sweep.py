@@ -1,10 +1,10 @@
 """One coarse timer for all deadlines.
 
-A stream changes its deadline with every chunk. A ``callLater`` for each would
-cost more than relaying the chunk, so whoever has a deadline stores a float and
-one sweep looks at all of them. Deadlines that pass together, such as those of an
-attacker's hundreds of connections, are told in pieces, one for each turn of the
-reactor, so that whoever else has something to do waits for one piece only.
+A stream changes its deadline with every chunk. A ``callLater`` for each would cost more
+than relaying the chunk, so a deadline is a float attribute, and one sweep looks at all of
+them. Deadlines that pass together, such as those of an attacker's hundreds of connections,
+are handled in batches, one per turn of the reactor, so nothing else waits for more than
+one batch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 NEVER = float("inf")
-AT_ONCE = 8
-"""As many members are told in one turn; closing a connection under TLS takes some 0.1 ms."""
+BATCH = 8
+"""Expired members per turn; closing a connection under TLS takes about 0.1 ms."""
 
 
 class Timed(Protocol):
@@ -35,9 +35,9 @@ class Timed(Protocol):
 
 
 class Sweep:
-    """Looks at every member's deadline each ``every_s`` seconds.
+    """Looks at every member's deadline every ``every_s`` seconds.
 
-    :param clock: monotonic seconds; the same that the members use.
+    :param clock: returns monotonic seconds; the clock that the members use.
     """
 
     log = Logger()
@@ -57,18 +57,18 @@ class Sweep:
         self._members.add(member)
 
     def discard(self, member: Timed) -> None:
-        """Stop watching; not being watched is fine."""
+        """Stop watching. Does nothing if it is not watched."""
         self._members.discard(member)
 
     def __len__(self) -> int:
         return len(self._members)
 
     def start(self) -> None:
-        """Begin. A member that raises is dropped and the fault logged: the others' deadlines hold."""
+        """Begin. A member that raises is logged and dropped; the others' deadlines still hold."""
         self._loop.start(self.every_s, now=False)
 
     def stop(self) -> None:
-        """End; members are forgotten."""
+        """Stop, and forget all members."""
         if self._loop.running:
             self._loop.stop()
         if self._next is not None:
@@ -81,22 +81,22 @@ class Sweep:
         now_s = self.clock()
         self._due = [member for member in self._members if member.deadline_s <= now_s]
         if self._due and self._next is None:
-            self._tell()
+            self._expire()
 
-    def _tell(self) -> None:
-        """Tell those that are due, and the rest of them in the next turn."""
+    def _expire(self) -> None:
+        """Expire one batch, and the rest in the next turns."""
         self._next = None
         now_s = self.clock()
-        for _ in range(AT_ONCE):
+        for _ in range(BATCH):
             if not self._due:
                 return
             member = self._due.pop()
             if member.deadline_s > now_s or member not in self._members:
-                continue  # moved or ended by what has come about meanwhile
+                continue  # moved or discarded in the meantime
             try:
                 member.expired(now_s)
             except Exception:
                 self._members.discard(member)
                 self.log.failure("a deadline of {member} failed", member=type(member).__name__)
         if self._due:
-            self._next = self._reactor.callLater(0, self._tell)
+            self._next = self._reactor.callLater(0, self._expire)

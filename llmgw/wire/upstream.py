@@ -1,10 +1,10 @@
 """One connection to a backend: a request out, a response in, never two at a time.
 
-The caller gets the response head from :meth:`UpstreamConnection.request`, then
-names a :class:`~llmgw.wire.sink.Sink` with :meth:`deliver`; from there each read of the socket
-becomes one call with the body's bytes, freed of their framing, and the time of
-arrival. Cancelling the Future, or :meth:`abort`, closes the connection at
-once: that is how a llama-server learns that nobody waits any more.
+The caller gets the response head from :meth:`UpstreamConnection.request` and then names a
+:class:`~llmgw.wire.sink.Sink` with :meth:`~UpstreamConnection.deliver`. From then on each
+read of the socket becomes one call of the sink, with the body's bytes without their framing
+and the time of arrival. Cancelling the Future, or :meth:`~UpstreamConnection.abort`, closes
+the connection at once: that is how a llama-server learns that nobody waits any more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from llmgw.wire.sink import Sink
 
 
-# With more than thirty of them an instance without slots takes 1.2 KiB more.
+# In a __dict__, more than thirty attributes would take 1.2 KiB more per connection.
 _ATTRIBUTES = """
     _answered _busy _closing _complete _direct _fast_path _fault _first_token_s _idle_s _parts _paused
     _pool _reader _reading _rest _send _sink _total_s _waiter
@@ -51,13 +51,13 @@ _ATTRIBUTES = """
 class UpstreamConnection(TwistedProtocol):
     """A connection that belongs to one :class:`~llmgw.wire.pool.Pool`.
 
-    :ivar until_s: no response may last beyond this time; whoever reads the
-        response may move it.
-    :ivar heard_s: when some of a body last came; silence counts from here.
-    :ivar made_s: monotonic time of its beginning.
-    :ivar used: requests that were sent over it.
-    :ivar advertised_s: for how long the backend says that it keeps idle
-        connections (``Keep-Alive: timeout=…``, RFC 2068 section 19.7.1.1).
+    :ivar until_s: monotonic time at which the current response must be over.
+    :ivar heard_s: when some of the body last arrived; silence is counted from here.
+    :ivar made_s: monotonic time at which it was made.
+    :ivar used: number of requests sent over it.
+    :ivar advertised_s: for how long the backend says it keeps idle connections
+        (``Keep-Alive: timeout=…``, RFC 2068 section 19.7.1.1).
+    :ivar ready: fires when the TLS handshake is done; ``None`` without TLS, and afterwards.
     """
 
     log = Logger()
@@ -112,7 +112,7 @@ class UpstreamConnection(TwistedProtocol):
         if self._fast_path is not None and self._fast_path(data):
             return
         if not self._busy:
-            # Bytes that nobody asked for: such a connection is never used again.
+            # Bytes without a request: such a connection is never used again.
             self.abort()
             return
         now_s = self.clock()
@@ -126,7 +126,7 @@ class UpstreamConnection(TwistedProtocol):
             return
         self._reading = False
         if self._parts:
-            # Later reads need not move the deadline: it is looked at anew when it has passed.
+            # Reads on the fast path do not move the deadline: ``expired`` computes it again.
             self.heard_s = now_s
             self.deadline_s = min(now_s + self._idle_s, self.until_s)
             self._hand_over(now_s)
@@ -148,12 +148,12 @@ class UpstreamConnection(TwistedProtocol):
             ready, self.ready = self.ready, None
             ready.errback(self._fault or UpstreamFault("tls", detail))
         elif self._waiter is not None:
-            # A close may also be the end of a response without framing, but not before its head.
+            # A close may end a response without framing, but not before its head.
             stale = self.used > 1 and not self._answered
             self._fail(self._fault or UpstreamFault("reset", detail, stale=stale))
         elif self._busy and not self._complete:
             if reason is not None and not reason.check(ConnectionDone):
-                # Where only the close ends a body, a reset must not pass for one (RFC 9112 section 8).
+                # Where only a close ends the body, a reset must not pass for it (RFC 9112 section 8).
                 self._fail(self._fault or UpstreamFault("cut", detail))
                 return
             try:
@@ -195,16 +195,16 @@ class UpstreamConnection(TwistedProtocol):
         until_s: float,
         rest: bytes = b"",
     ) -> Future[ResponseHead]:
-        """Send a request.
+        """Send a request. Cancelling the Future closes the connection.
 
         :param payload: head and body, in one piece.
-        :param rest: a long body apart from its head, sent at the backend's pace.
-        :param head_s: longest wait for the response head.
-        :param first_token_s: added once the head is here; the caller moves
-            :attr:`until_s` when the first token has come.
+        :param rest: a long body, sent apart from its head at the backend's pace.
+        :param head_s: longest time until the response head.
+        :param first_token_s: longest time from the head to the first token, which the caller
+            reports by :meth:`first_token`.
         :param idle_s: longest silence within the body.
-        :param until_s: monotonic time by which all must be over.
-        :raise UpstreamFault: (the Future fails with it.) Cancelling closes the connection.
+        :param until_s: monotonic time at which everything must be over.
+        :raise UpstreamFault: (the Future fails with it.)
         """
         self._busy = True
         self._complete = False
@@ -226,10 +226,10 @@ class UpstreamConnection(TwistedProtocol):
         return waiter
 
     def deliver(self, sink: Sink) -> None:
-        """Send the body to ``sink``, beginning with what has arrived already."""
+        """Hand the body to ``sink``, beginning with what has arrived already."""
         self._sink = sink
         if self._reading:
-            return  # the read that brought the head goes on, and brings the rest
+            return  # called while a read is being parsed, which hands over the rest
         if self._paused:
             self.resume()
         if self._parts:
@@ -237,7 +237,7 @@ class UpstreamConnection(TwistedProtocol):
         else:
             sink.flush()
         if self._sink is None:
-            return  # the sink gave up on what it was given
+            return  # the sink has aborted
         if self._fault is not None:
             self._fail(self._fault)
         elif self._complete:
@@ -248,19 +248,19 @@ class UpstreamConnection(TwistedProtocol):
         alone_at = self._reader.alone_at
         if alone_at is not None:
             take = FastPath(relay, self, alone_at).take
-            # Under TLS what was read has to be deciphered first, and comes to dataReceived.
+            # Under TLS the data has to be decrypted first, and comes to dataReceived.
             self._direct = read_directly(self.transport, take)
             self._fast_path = None if self._direct else take
 
     def pause(self) -> None:
-        """Stop reading; the idle deadline rests, since the silence is ours."""
+        """Stop reading. The idle deadline is suspended, since the silence is ours."""
         if not self._paused and not self.lost:
             self._paused = True
             self.deadline_s = self.until_s
             self.transport.pauseProducing()
 
     def resume(self) -> None:
-        """Read on."""
+        """Go on reading."""
         if self._paused:
             self._paused = False
             if not self.lost:
@@ -269,7 +269,7 @@ class UpstreamConnection(TwistedProtocol):
                 self.transport.resumeProducing()
 
     def abort(self) -> None:
-        """Close at once; the sink hears nothing more."""
+        """Close at once; the sink is not called any more."""
         self._close_fast_path()
         self._sink = None
         self._busy = False
@@ -281,7 +281,7 @@ class UpstreamConnection(TwistedProtocol):
             self.transport.abortConnection()
 
     def expired(self, now_s: float) -> None:
-        """From the sweep: which deadline it was follows from the state."""
+        """See :class:`~llmgw.wire.sweep.Timed`. Which deadline it was follows from the state."""
         self.deadline_s = NEVER
         if self.ready is not None:
             self._fault = UpstreamFault("timeout_connect", "the TLS handshake took too long")
@@ -306,23 +306,23 @@ class UpstreamConnection(TwistedProtocol):
             self._fail(UpstreamFault("timeout_first_token"))
 
     def first_token(self, until_s: float) -> None:
-        """The first token has come: from now on only silence and ``until_s`` count."""
+        """The first token has come: from now on only the idle time and ``until_s`` count."""
         self.until_s = until_s
 
     def end_by(self, until_s: float) -> None:
-        """The stream has said its last: the body's end must follow until then."""
+        """The last event has come: the end of the body must follow by then."""
         self.until_s = self.deadline_s = until_s
 
     @property
     def reusable(self) -> bool:
-        """Another request may be sent over it."""
+        """Whether another request may be sent over it."""
         return not self.lost and self._reader.reusable and self._is_sent
 
     # --- our own ---
 
     @property
     def _is_sent(self) -> bool:
-        """All of the request has left."""
+        """The whole request has been passed to the kernel."""
         return self._send.is_flushed and (self._rest is None or self._rest.done)
 
     def _close_fast_path(self) -> None:
@@ -332,38 +332,35 @@ class UpstreamConnection(TwistedProtocol):
             stop_reading_directly(self.transport)
 
     def _close(self) -> None:
-        """Say goodbye, and wait for the peer's no longer than the grace time."""
+        """Close in order, and abort if the peer has not followed within the grace time."""
         self._closing = True
         self.deadline_s = self.clock() + self._pool.close_grace_s
         self.transport.loseConnection()
 
     def _hand_over(self, now_s: float) -> None:
-        """Give the body bytes of this read to the sink, in one piece."""
+        """Hand the body bytes of this read to the sink, in one piece."""
         sink = self._sink
         parts = self._parts
         if not parts:
             return
         if sink is None:
-            # The head's reader has not said yet who takes the body.
+            # Whoever waits for the head has not called ``deliver`` yet.
             if not self._paused:
                 self.pause()
             return
         self._parts = []
-        self._pass(sink, parts[0] if len(parts) == 1 else b"".join(parts), now_s, self._complete)
-
-    def _pass(self, sink: Sink, content: bytes, now_s: float, last: bool) -> None:
         try:
-            sink.received(content, now_s, last)
+            sink.received(parts[0] if len(parts) == 1 else b"".join(parts), now_s, self._complete)
         except Exception:
             self.failed_ourselves()
 
     def failed_ourselves(self) -> None:
-        """A fault of ours must not leave the client waiting for ever."""
+        """After a bug of ours: the client must not wait for ever."""
         self.log.failure("reading a response failed")
         self._fail(UpstreamFault("local", "the gateway failed"))
 
     def _finish(self) -> None:
-        """The response is complete: free the connection, then tell the sink."""
+        """The response is complete: return the connection to the pool, then tell the sink."""
         sink, self._sink = self._sink, None
         self._close_fast_path()
         self._busy = False
@@ -378,21 +375,21 @@ class UpstreamConnection(TwistedProtocol):
                 if self._is_sent:
                     self._close()
                 else:
-                    # The backend has answered without reading on: the rest is nobody's.
+                    # The backend has answered without reading the whole request.
                     self.transport.abortConnection()
         if sink is not None:
             sink.ended()
 
     def _fail(self, fault: UpstreamFault) -> None:
-        """Close, and tell whoever waits."""
+        """Close, and tell whoever is waiting."""
         waiter, sink = self._waiter, self._sink
-        if waiter is None and sink is None:
-            self._fault = fault
         self._waiter = self._sink = None
         self._close_fast_path()
-        self._parts = [] if sink is not None or waiter is not None else self._parts
         self.deadline_s = NEVER
-        if waiter is not None or sink is not None:
+        if waiter is None and sink is None:
+            self._fault = fault  # for ``deliver``, which gets what has arrived first
+        else:
+            self._parts = []
             self._busy = False
         self._pool.forget(self)
         if not self.lost:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from twisted.internet.task import Clock
 
-from llmgw.wire.sweep import AT_ONCE, NEVER, Sweep
+from llmgw.wire.sweep import BATCH, NEVER, Sweep
 
 
 class Member:
@@ -80,7 +80,7 @@ def test_deadlines_that_pass_together_are_told_in_pieces() -> None:
     def note() -> None:
         told_before_a_turn.append(len(told))
 
-    crowd = [Member(0.1) for _ in range(2 * AT_ONCE + 1)]
+    crowd = [Member(0.1) for _ in range(2 * BATCH + 1)]
 
     def leave() -> None:
         told.append(0)
@@ -90,7 +90,7 @@ def test_deadlines_that_pass_together_are_told_in_pieces() -> None:
         member.then = leave
         sweep.add(member)
     clock.pump([0.25, 0.25])
-    assert sorted(set(told_before_a_turn)) == [AT_ONCE, 2 * AT_ONCE, len(crowd)]
+    assert sorted(set(told_before_a_turn)) == [BATCH, 2 * BATCH, len(crowd)]
     assert [len(member.told_s) for member in crowd] == [1] * len(crowd)
     sweep.stop()
 
@@ -98,13 +98,13 @@ def test_deadlines_that_pass_together_are_told_in_pieces() -> None:
 def test_a_member_that_has_gone_or_moved_in_between_is_not_told() -> None:
     clock = Clock()
     sweep = started(clock)
-    crowd = [Member(0.1) for _ in range(AT_ONCE + 2)]
+    crowd = [Member(0.1) for _ in range(BATCH + 2)]
     told = 0
 
     def leave() -> None:
         nonlocal told
         told += 1
-        if told == AT_ONCE:
+        if told == BATCH:
             gone, moved = (member for member in crowd if not member.told_s)
             sweep.discard(gone)
             moved.deadline_s = 0.4
@@ -113,7 +113,7 @@ def test_a_member_that_has_gone_or_moved_in_between_is_not_told() -> None:
         member.then = leave
         sweep.add(member)
     clock.advance(0.25)
-    assert told == AT_ONCE
+    assert told == BATCH
     clock.advance(0.25)
     assert sorted(tuple(member.told_s) for member in crowd)[:1] == [()]
     assert [member.told_s for member in crowd].count([0.5]) == 1
@@ -123,7 +123,7 @@ def test_a_member_that_has_gone_or_moved_in_between_is_not_told() -> None:
 def test_nobody_is_told_after_the_end() -> None:
     clock = Clock()
     sweep = started(clock)
-    crowd = [Member(0.1) for _ in range(AT_ONCE + 1)]
+    crowd = [Member(0.1) for _ in range(BATCH + 1)]
     for member in crowd:
         sweep.add(member)
         member.then = sweep.stop
