@@ -185,6 +185,10 @@ class Operations:
                 gateway.limiter_faults,
             ),
             "llmgw_router_faults": ("Choices made without the failed router.", gateway.router_faults),
+            "llmgw_panic_choices": (
+                "Choices for which ejections were ignored, as under half of a pool was left.",
+                gateway.fleet.panics,
+            ),
             "llmgw_filter_faults": ("Times a request filter failed.", gateway.filters.faults),
             "llmgw_access_log_dropped": ("Access lines lost to write errors.", dropped),
             **({} if store is None else {"llmgw_store_up": (STORE_UP, float(store.up))}),

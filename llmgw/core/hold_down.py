@@ -93,10 +93,6 @@ class HoldDown(Generic[T]):
         """When to call :meth:`expire` next, ``None`` while nothing is held."""
         return min((self._ends_s(id) for id in self._held), default=None)
 
-    def vanished(self, id: str) -> int:
-        """How often it has vanished lately."""
-        return self._vanishings[id].times if id in self._vanishings else 0
-
     @property
     def in_mass(self) -> bool:
         """More than half is gone."""

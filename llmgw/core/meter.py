@@ -88,7 +88,6 @@ class Meter:
     """A short message from an error event or error body."""
     prompt_s: float | None = None
     """Seconds that the backend spent on the uncached part of the prompt."""
-    timings_seen = False
     """The backend has reported its own timings."""
 
     _reader: EventSplitter | LineSplitter | None = None  # for streams
@@ -303,7 +302,6 @@ class Meter:
             self._told = self._add(said.told, said)
 
     def _time(self, timings: Timings, said: Said) -> None:
-        self.timings_seen = True
         self.prompt_s = timings.prompt_s
         self._rate = timings.token_rate
         timed = said.timed

@@ -14,7 +14,6 @@ whatever goes wrong then comes as an event.
 
 from __future__ import annotations
 
-from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -48,7 +47,6 @@ class Holding:
         self._bytes = 0
         self._total = 0
         self._numbers = 0
-        self.outcomes: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """How many are held."""

@@ -63,3 +63,13 @@ def test_what_a_request_hears_of_loading_is_looked_at_at_once(tmp_path: Path) ->
         eventually(lambda: "backend b0: is loading its model" in gateway.log, within_s=1.5)
         backend.probes["/health"] = json_response({"status": "ok"})
         assert asked.result(timeout=2.0).status == 200
+
+
+def test_a_pool_of_which_nobody_answers_is_used_all_the_same_and_that_is_counted(tmp_path: Path) -> None:
+    deaf = [Scripted(probes={"/health": b""}) for _ in range(2)]
+    config = '[[health]]\nplugin = "llamacpp"\ninterval_s = 2.0\ntimeout_s = 0.05\n[breaker]\nfall = 1\n'
+    with gateway_with(tmp_path, *deaf, config=config) as gateway:
+        eventually(lambda: {each["standing"] for each in gateway.state["backends"]} == {"ejected"})
+        assert "llmgw_panic_choices 0\n" in gateway.admin("/metrics")[1].decode()
+        assert gateway.ask(post("/v1/chat/completions", chat_body())).status == 200
+        assert "llmgw_panic_choices 1\n" in gateway.admin("/metrics")[1].decode()
