@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmgw.errors import GatewayError, UpstreamError
 from llmgw.gateway import answers
 from llmgw.gateway.backend_http import passed_lines, without_limits
-from llmgw.gateway.routes import ANTHROPIC, NOT_OFFERED, OLLAMA, OPENAI, ROUTES
+from llmgw.gateway.routes import ANTHROPIC, OLLAMA, errors_of
 from llmgw.wire.incoming import header_lines
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Answering:
         if self.incoming.started:
             self.break_off(error, self.account.meter)
             return
-        dialect = self.route.errors if self.route is not None else _dialect_of(self.incoming.head.path)
+        dialect = self.route.errors if self.route is not None else errors_of(self.incoming.head.path)
         self.answer(error.status, answers.error_headers(error), answers.error_body(error, dialect))
 
     def give_up(self) -> None:
@@ -182,14 +182,3 @@ class Answering:
         else:
             headers.append((b"access-control-expose-headers", _EXPOSED_HEADERS))
         return headers
-
-
-def _dialect_of(path: str) -> str:
-    """Of errors before there is a route: the method is not the path's, or the path is unknown, where one
-    below ``/v1/messages`` is still read by an Anthropic client, and one of Ollama's by an Ollama client."""
-    route = ROUTES.get(path)
-    if route is not None:
-        return route.errors
-    if path in NOT_OFFERED:
-        return OLLAMA
-    return ANTHROPIC if path.startswith("/v1/messages") else OPENAI

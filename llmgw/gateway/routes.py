@@ -95,14 +95,14 @@ ROUTES: dict[str, Route] = {
     ]
 }
 
-NOT_OFFERED = frozenset(
+_OLLAMAS = frozenset(
     f"/api/{name}"
     for name in (
-        *("copy", "create", "delete", "embed", "embeddings"),
-        *("ps", "pull", "push", "show", "version"),
+        *("chat", "copy", "create", "delete", "embed", "embeddings", "generate"),
+        *("ps", "pull", "push", "show", "tags", "version"),
     )
 )
-"""What else an Ollama has, and its clients ask for."""
+"""All that an Ollama has, and its clients ask for."""
 
 MODEL_PREFIX = "/v1/models/"
 MODEL = Route("/v1/models/{id}", methods=_READ, body="", local="model")
@@ -124,3 +124,18 @@ def find(method: str, path: str) -> Route:
         error.headers.append(("allow", ", ".join((*route.methods, "OPTIONS"))))
         raise error
     return route
+
+
+def errors_of(path: str) -> str:
+    """The form of errors on any path: whose client asks there.
+
+    That of an unknown one, too, also if its base URL has a ``/v1`` too many or too few.
+    """
+    route = ROUTES.get(path)
+    if route is not None:
+        return route.errors
+    while path.startswith("/v1/"):
+        path = path[3:]
+    if path in _OLLAMAS:
+        return OLLAMA
+    return ANTHROPIC if path.startswith("/messages") else OPENAI

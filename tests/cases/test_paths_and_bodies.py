@@ -195,6 +195,18 @@ def test_what_ollama_has_and_we_do_not_is_told_in_its_form(
     assert received == []
 
 
+@pytest.mark.parametrize("base", ["", "/v1/v1"])
+def test_a_wrong_base_url_is_told_in_the_form_of_the_client(gateway: Gateway, base: str) -> None:
+    """What cannot read an error shows ``Not Found``, and not the path that would explain it."""
+    for path in ("/messages", "/messages/count_tokens"):
+        answer = gateway.ask(post(base + path))
+        assert (answer.status, answer.json["type"]) == (404, "error")
+        assert answer.json["error"]["message"] == f"no such path: {base}{path}"
+    assert_error(gateway.ask(post("/v1/v1/chat/completions")), 404, "not_found")
+    assert_error(gateway.ask(post("/v1/threads/t/messages")), 404, "not_found")
+    assert gateway.ask(post("/v1/api/chat")).json == {"error": "no such path: /v1/api/chat"}
+
+
 def test_every_error_on_a_path_quotes_it_safely(gateway: Gateway) -> None:
     answer = gateway.ask(get("/" + "<script>" * 400))
     assert answer.status == 404
