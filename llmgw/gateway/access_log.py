@@ -1,7 +1,7 @@
-"""The access log: one JSON object a line, written in batches.
+"""The access log: one JSON object per line, written in batches.
 
-msgspec escapes control characters, so a model name or a user agent with a
-line end in it still makes one line (log injection).
+msgspec escapes control characters, so a line end in a model name or a user agent cannot
+forge a line (log injection).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 FLUSH_S = 1.0
 FLUSH_LINES = 500
 
-
+# In the class below ``bytes`` is a field.
 Agent = bytes | None
 
 
 class AccessLine(Struct, omit_defaults=True):
     """One line of the access log, in this order. Times are seconds.
 
-    :param at: wall time of the request's head, Unix seconds.
-    :param key: the key's id, ``anonymous``, or absent when refused before.
-    :param model: the name the client used; ``target`` the one the backend was asked for.
+    :param at: wall time at which the head of the request was complete, Unix seconds.
+    :param key: the key's id, or ``anonymous``; absent if the request was refused before.
+    :param model: the name that the client used; ``target`` the one that the backend was asked for.
     :param why: the router's reason.
-    :param attempts: how many backends were asked.
-    :param failed: those of them that gave the client nothing, and why.
-    :param waited_s: for a slot (``[admission]``); absent if it did not.
-    :param certificate: the subject of the client's certificate (RFC 4514), where one was asked for.
-    :param ttft_s: from the request's arrival to the first token's at our socket.
+    :param attempts: number of backends asked.
+    :param failed: those that gave the client nothing, and why.
+    :param waited_s: time it waited for a slot (``[admission]``); absent if it did not.
+    :param certificate: the subject of the client's certificate (RFC 4514), if one was requested.
+    :param ttft_s: from the arrival of the request to that of the first token at our socket.
     :param outcome: ``done``, ``client_gone``, ``cut``, or the error's code.
     """
 
@@ -97,7 +97,7 @@ class AccessLine(Struct, omit_defaults=True):
         agent: Agent,
         certificate: str | None,
     ) -> AccessLine:
-        """A line of raw figures, as an account hands them over."""
+        """A line from the raw figures of an :class:`~llmgw.gateway.account.Account`."""
         return cls(
             at=round(at, 3),
             id=id,
@@ -127,23 +127,23 @@ class AccessLine(Struct, omit_defaults=True):
         )
 
 
-_UNTAMED = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_UNSAFE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def _tame(line: bytes) -> bytes:
-    """Escape also what JSON lets pass, though it moves a terminal or ends a line for
-    some readers: DEL, the C1 controls, line separators, changes of direction."""
+def _escape_unsafe(line: bytes) -> bytes:
+    """Escape also characters that JSON allows, but that control a terminal or end a line for some
+    readers: DEL, the C1 controls, line separators, changes of direction."""
     if line.isascii() and b"\x7f" not in line:
         return line
-    return _UNTAMED.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line.decode()).encode()
 
 
 class AccessLog:
     """Appends to a file, or to standard output for ``-``.
 
-    A line waits for at most :data:`FLUSH_S` or :data:`FLUSH_LINES` others. When
-    the disk takes no more, lines are dropped and counted; requests go on. A file
-    that was moved away or deleted is noticed at the next tick, and its path opened anew.
+    A line waits for at most :data:`FLUSH_S`, or for :data:`FLUSH_LINES` others. If the disk is
+    full, lines are dropped and counted; requests go on. If the file was moved away or deleted,
+    its path is opened again at the next tick.
 
     :ivar dropped: lines lost to write errors.
     """
@@ -172,7 +172,7 @@ class AccessLog:
         self._loop.start(FLUSH_S, now=False)
 
     def stop(self) -> None:
-        """Write what waits and close."""
+        """Write what is pending, and close."""
         if self._loop.running:
             self._loop.stop()
         self.flush()
@@ -183,7 +183,7 @@ class AccessLog:
     def reopen(self) -> None:
         """Open the path again, after log rotation moved the old file away.
 
-        Where that fails, lines go on into the old one.
+        If that fails, lines go on to the old file.
         """
         self.flush()
         old = self._file
@@ -200,19 +200,19 @@ class AccessLog:
             old.close()
 
     def _tick(self) -> None:
-        """Each second: write what waits, and look whether the file is still where it was."""
+        """Every second: write what is pending, and check that the file is still in its place."""
         if self._place is not None and self._place != _place_of(self.path):
             self.reopen()
         self.flush()
 
     def write(self, line: AccessLine | tuple[Any, ...]) -> None:
-        """Add one line, or what :meth:`AccessLine.of` makes one of; it is encoded with its batch."""
+        """Add one line, or the arguments of :meth:`AccessLine.of`; it is encoded with its batch."""
         self._lines.append(line)
         if len(self._lines) >= FLUSH_LINES:
             self.flush()
 
     def write_fault(self, at: float, id: str, peer: str, status: int, outcome: str) -> None:
-        """Add a line about bytes that were no request."""
+        """Add a line for malformed bytes, from which no request could be read."""
         self.write(
             AccessLine(
                 at=round(at, 3),
@@ -227,7 +227,7 @@ class AccessLog:
         )
 
     def flush(self) -> None:
-        """Write what waits. Never raises for the disk's sake."""
+        """Write what is pending. Does not raise if the disk fails."""
         if not self._lines or self._file is None:
             return
         waiting, self._lines = self._lines, []
@@ -248,10 +248,10 @@ class AccessLog:
                 )
 
     def _encoded(self, line: AccessLine | tuple[Any, ...]) -> bytes:
-        return _tame(self._encode(AccessLine.of(*line) if type(line) is tuple else line))
+        return _escape_unsafe(self._encode(AccessLine.of(*line) if type(line) is tuple else line))
 
     def _encoded_if_it_can_be(self, line: AccessLine | tuple[Any, ...]) -> bytes:
-        """A line with something in it that is no text (a plugin's, then) is lost alone."""
+        """A line that cannot be encoded (a plugin put something into it) is dropped alone."""
         try:
             return self._encoded(line)
         except (TypeError, ValueError) as error:
@@ -260,7 +260,7 @@ class AccessLog:
             return b""
 
     def _write_all(self, data: bytes) -> None:
-        """Write ``data``; a disk that fills up takes a part of it, and the torn line is ended later."""
+        """Write ``data``. A full disk may take a part of it; the next write then ends the torn line."""
         assert self._file is not None
         rest = memoryview(b"\n" + data if self._torn else data)
         while rest:
@@ -273,11 +273,11 @@ class AccessLog:
     def _open(self) -> None:
         self._torn = False
         if self.path == "-":
-            # Not sys.stdout: twistd has put its log there. Nor its buffer, which keeps what it cannot write.
+            # Not sys.stdout, where twistd has put its log; nor its buffer, which keeps what it cannot write.
             buffer = getattr(sys.__stdout__, "buffer", None)
             self._file = getattr(buffer, "raw", buffer)
         else:
-            # A pipe must not keep the gateway waiting: not for its reader, nor for room in it.
+            # A named pipe must not block the gateway, whether it has no reader or no room.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
             descriptor = os.open(self.path, flags, 0o640)
             self._file = os.fdopen(descriptor, "ab", buffering=0)
@@ -286,7 +286,7 @@ class AccessLog:
 
 
 def _place_of(path: str) -> tuple[int, int] | None:
-    """Which file is there: device and number; ``None``: none that can be seen."""
+    """The file at ``path``, as device and inode; ``None`` if there is none that we can see."""
     try:
         found = os.stat(path)
     except OSError:

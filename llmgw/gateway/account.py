@@ -1,8 +1,7 @@
-"""What became of one request: settles the limits, counts, and writes the access line.
+"""The record of one request: settles its limits, counts it, and writes its access line.
 
-An :class:`Account` is opened with the request and closed exactly once, on every
-way out. It never holds a prompt, an answer, or a key; of a caller it knows the
-key's id.
+An :class:`Account` is opened with the request and closed exactly once, whatever happens. It
+never holds a prompt, an answer, or a key; of the caller it knows the id of the key.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ if TYPE_CHECKING:
     from llmgw.wire.incoming import Incoming
 
 CLIENT_GONE = 499
-"""Logged when the client left before its answer had begun (nginx's convention)."""
+"""Logged if the client left before its answer had begun (nginx's convention)."""
 
 
 class Account:
     """Collects while the exchange runs; :meth:`close` settles.
 
-    :ivar failed: attempts that gave the client nothing: each one's backend and why.
-    :ivar usage: tokens by the backend's own word.
+    :ivar failed: the attempts that gave the client nothing: for each its backend and the reason.
+    :ivar usage: tokens as reported by the backend.
     :ivar charged: the limiter's reservation, to be settled; ``None`` once it is.
     :ivar sent_s: monotonic time at which the first attempt left for a backend.
-    :ivar read_s: monotonic time at which the request was complete.
-    :ivar waited_s: seconds for which it waited for a slot.
+    :ivar read_s: monotonic time at which the request's body was complete.
+    :ivar waited_s: seconds for which it waited for a slot, or was held for its model.
     :ivar trace: its place in a distributed trace, if one is recorded.
     """
 
@@ -88,7 +87,7 @@ class Account:
         self.failed += f"{', ' if self.failed else ''}{backend_id}: {reason}"
 
     def used(self) -> Usage | None:
-        """Tokens to charge; ``None`` when no backend was reached.
+        """Tokens to charge; ``None`` if no backend was reached.
 
         A stream without usage, or one that the client left, is charged the estimate of its
         prompt and the events that came (``docs/rate-limits.md``).
@@ -98,7 +97,7 @@ class Account:
         return self.meter.estimated_usage(self.prompt_estimate)
 
     def close(self) -> None:
-        """Settle, count, and write. Further calls do nothing."""
+        """Settle the limits, count the request, and write its line. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True

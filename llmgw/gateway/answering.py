@@ -33,18 +33,18 @@ _EXPOSED_HEADERS = b", ".join(
 )
 _STREAM_LINES = b"content-type: text/event-stream\r\ncache-control: no-cache\r\n"
 _PINGS = {ANTHROPIC: b'event: ping\ndata: {"type": "ping"}\n\n'}
-"""What an Anthropic client counts as a sign of life; all others take a comment."""
+"""Keep-alive events of Anthropic streams; all others get a comment."""
 _unprintable = re.compile(rb"[^\x20-\x7e]")
-"""In a router's reason it could end the header line and begin another."""
+"""In a router's reason such a byte could end the header line and begin another."""
 
 
 class Answering:
-    """The answering side of one exchange. What it starts is ended by the exchange.
+    """The answering side of one exchange. The exchange ends the answers that are started here.
 
-    :ivar route: set once the path is known; errors take its dialect.
+    :ivar route: set once the path is known; errors are in its dialect.
     :ivar caller: set once it is known.
-    :ivar decision: the limiter's, for the headers that tell of limits.
-    :ivar broken: the answer had begun and can't be completed.
+    :ivar decision: the limiter's, for the rate limit headers.
+    :ivar broken: the answer has begun and cannot be completed.
     :ivar opened: a stream was begun before any backend was asked (:meth:`sign_of_life`).
     """
 
@@ -70,8 +70,8 @@ class Answering:
         self.opened = False
 
     def sign_of_life(self) -> None:
-        """To a client that has asked for it while it waits: a stream that says nothing yet.
-        Its status is settled by that; what goes wrong from then on is told by an event."""
+        """Begin or continue a stream without content, for a client that has asked for it while it
+        waits. The status is sent with that; whatever goes wrong later is sent as an event."""
         incoming = self.incoming
         if not incoming.started:
             self.opened = True
@@ -86,12 +86,12 @@ class Answering:
             return
         lines = passed_lines(head, streamed=streamed, limits=self.decision is None)
         self.incoming.start(status, lines + self._our_lines(), 0 if status in (204, 304) else length)
-        self.decision = None  # it is told, and a stream may last
+        self.decision = None  # it has been sent, and a stream may last
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer; it leaves when the exchange ends."""
+        """Give a whole answer; it is sent when the exchange ends."""
         if self.opened:
-            self.break_off(answers.told_late(status, body), None)
+            self.break_off(answers.error_from_answer(status, body), None)
             return
         if self.decision is not None:
             headers = without_limits(headers)
@@ -100,11 +100,11 @@ class Answering:
             self.incoming.hold(body)
 
     def answer_json(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer of JSON."""
+        """Give a whole answer of JSON."""
         self.answer(status, [answers.JSON, *headers], body)
 
     def refuse(self, error: GatewayError) -> None:
-        """Tell the client of ``error``, by a status if there still can be one."""
+        """Send ``error`` to the client: by a status if none was sent yet, else within the stream."""
         self.account.outcome = error.code
         self.gateway.metrics.rejected(error.code)
         if self.incoming.started:
@@ -114,12 +114,12 @@ class Answering:
         self.answer(error.status, answers.error_headers(error), answers.error_body(error, dialect))
 
     def give_up(self) -> None:
-        """The gateway has failed. What a limiter said is not told again: it may be why."""
+        """Answer after a bug, ours or a plugin's. The limiter's decision is not sent: it may be the cause."""
         self.decision = None
         self.refuse(GatewayError("the gateway failed; see its log"))
 
     def break_off(self, error: GatewayError, meter: Meter | None) -> None:
-        """An answer that had begun can't be completed: say so, and end it visibly."""
+        """An answer that has begun cannot be completed: send the error as an event, and cut the answer."""
         self.account.outcome = "cut" if isinstance(error, UpstreamError) else error.code
         self.broken = True
         if self.opened and self.route is not None:
@@ -142,7 +142,7 @@ class Answering:
             )
 
     def counts_tokens(self) -> bool:
-        """Some limit of this caller is in tokens."""
+        """Whether some limit of this caller is in tokens."""
         policies = self.caller.policies if self.caller is not None else ()
         return self.gateway.counts_tokens or any(policy.tokens_per_minute for policy in policies)
 
@@ -164,7 +164,7 @@ class Answering:
         return lines
 
     def _cors(self, origins: frozenset[str]) -> Headers:
-        """What lets a page of an allowed origin read the answer (WHATWG Fetch, CORS protocol)."""
+        """The headers that let a page of an allowed origin read the answer (WHATWG Fetch, CORS protocol)."""
         requested = self.incoming.head.headers
         origin = requested.get(b"origin", b"").decode("latin-1")
         if origin not in origins and "*" not in origins:

@@ -1,4 +1,4 @@
-"""Errors and limits as bytes, in the dialect of the route; the one place that builds them.
+"""Builds the bytes of errors and rate limits, in the dialect of the route.
 
 Forms: OpenAI ``{"error": {"message", "type", "code", "param"}}``; Anthropic
 ``{"type": "error", "error": {"type", "message"}}``; Ollama ``{"error": "…"}``.
@@ -45,8 +45,8 @@ def error_body(error: GatewayError, dialect: str) -> bytes:
     return _encode({"error": _openai(error)})
 
 
-def told_late(status: int, body: bytes) -> GatewayError:
-    """A backend's whole answer, as the error it is for a client whose stream has begun."""
+def error_from_answer(status: int, body: bytes) -> GatewayError:
+    """A backend's answer that is not a stream, as an error for a client whose stream has begun."""
     message, code = f"the backend answered {status} in place of a stream", None
     try:
         said = msgspec.json.decode(body)
@@ -111,10 +111,10 @@ _TOKENS_LEFT = b'"tokens";r=%d;t=%d'
 
 
 def limit_lines(decision: Decision) -> bytes:
-    """The header lines that tell of a limiter's decision: OpenAI's ``x-ratelimit-*``, and the
+    """The header lines for a limiter's decision: OpenAI's ``x-ratelimit-*``, and the
     ``RateLimit`` and ``RateLimit-Policy`` of draft-ietf-httpapi-ratelimit-headers.
 
-    The draft's ``t`` must not lie behind ``Retry-After``, so a refused one is told that.
+    The draft's ``t`` must not be later than ``Retry-After``, so a refused request gets that for it.
     """
     requests, tokens = decision.requests, decision.tokens
     wait_s = math.ceil(decision.retry_after_s)

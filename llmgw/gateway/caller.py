@@ -1,9 +1,9 @@
 """Who is calling: from the credential in the request to a :class:`~llmgw.values.Caller`.
 
-A credential may stand in ``Authorization: Bearer``, in ``x-api-key`` (Anthropic)
-or ``api-key`` (Azure). If more than one is sent they must be the same: "either
-valid one wins" would let one tenant act for another. None of them, and no other
-credential header, ever reaches a backend.
+A credential may be sent in ``Authorization: Bearer``, ``x-api-key`` (Anthropic) or
+``api-key`` (Azure). If there is more than one, they must be equal: accepting either would
+let one tenant act for another. None of them, and no other credential header, ever reaches a
+backend.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _KEY_HEADERS = (b"x-api-key", b"api-key")
 
 
 class Callers:
-    """Asks the configured checkers, in their order.
+    """Asks the configured checkers, in order.
 
     :param checkers: ``twisted.cred`` checkers; the first that accepts wins.
     :param flood: counts failures by address.
-    :param dice: for the time after which to come back.
+    :param dice: spreads ``Retry-After``.
     """
 
     def __init__(self, checkers: Sequence[Any], flood: FailureFlood, dice: Random) -> None:
@@ -47,12 +47,12 @@ class Callers:
         self._open = self._anonymous and not self._keyed and not self._named
 
     def identify(self, headers: Mapping[bytes, bytes], peer: str, now_s: float) -> Caller | Deferred[Caller]:
-        """The caller, at once for our own checkers, else as a Deferred.
+        """The caller, at once from our own checkers, else as a Deferred. Cancelling it cancels the checker's.
 
-        :raise InvalidApiKey: no credential, a wrong one, or two that differ, where any is asked for.
+        :raise InvalidApiKey: a credential is needed, and there is none, a wrong one, or two that differ.
         :raise RateLimited: a wrong one, for the eleventh time in a minute from this address.
         """
-        if self._open:  # nobody here could tell a good key from a bad one
+        if self._open:  # no checker could tell a good key from a bad one
             return Caller(id="anonymous")
         authorization = headers.get(b"authorization")
         if (
@@ -61,7 +61,7 @@ class Callers:
             and b"x-api-key" not in headers
             and b"api-key" not in headers
         ):
-            # The usual form needs no further look.
+            # The common form, without a second credential.
             secret: str | None = authorization[7:].strip().decode("latin-1") or None
             password = None
         else:
@@ -72,7 +72,7 @@ class Callers:
                     avatar = checker.requestAvatarId(ApiKey(secret, peer))
                 except LoginFailed:
                     continue
-                # Deferred is an abstract class's child: asking costs more than a look at the type.
+                # isinstance() with Deferred, which has an ABC as its base, is slower than comparing the type.
                 if type(avatar) is not bytes and isinstance(avatar, Deferred):
                     return self._later(checker, avatar, peer, now_s)
                 return _caller(checker, avatar)
@@ -93,7 +93,7 @@ class Callers:
         return Deferred.fromCoroutine(self._checked(checker, avatar, peer, now_s))
 
     def _refusal(self, peer: str, now_s: float, *, given: bool) -> InvalidApiKey | RateLimited:
-        if not given:  # who sends no key tries none
+        if not given:  # a missing key is not a failed attempt
             return InvalidApiKey("an API key is needed: Authorization: Bearer …, or x-api-key")
         wait_s = self._flood.failed(peer, now_s)
         if wait_s:
@@ -103,7 +103,7 @@ class Callers:
 
 
 def _credentials(headers: Mapping[bytes, bytes]) -> tuple[str | None, tuple[bytes, bytes] | None]:
-    """The key, or else the name and password, that a request carries.
+    """The key, or else the name and password, in a request.
 
     :raise InvalidApiKey: two keys that differ.
     """
@@ -137,7 +137,7 @@ def _login(checker: Any, credentials: Any) -> Deferred[Any]:
 
 
 def _caller(checker: Any, avatar: Any) -> Caller:
-    """What a checker knows of its avatar; a foreign checker knows only the name."""
+    """The caller behind an avatar; checkers that are not ours only give a name."""
     lookup = getattr(checker, "caller", None)
     if lookup is not None:
         found: Caller = lookup(avatar)

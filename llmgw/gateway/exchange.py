@@ -1,13 +1,13 @@
 """One request's way through the gateway, from top to bottom.
 
-route → who → body → rules → rate limit → attempt (choose, lease, ask, relay)
-→ account. Each stage either goes on or raises the error that the client gets;
-whatever happens, :meth:`Exchange.run` returns what was taken, settles the
-account, and ends the answer, in this order, so that a client that has seen the
-end of its answer finds its slot and its limits free again.
+route → caller → body → rules → rate limit → attempt (choose, lease, send, relay)
+→ account. Each stage either goes on or raises the error that the client gets.
+Whatever happens, :meth:`Exchange.run` returns what was taken, settles the
+account, and ends the answer, in this order: a client that has seen the end of
+its answer finds its slot and its limits free again.
 
-The stages are over when a backend's answer has begun to be relayed: a stream
-holds none of their frames for the minutes that it may last.
+The stages have returned when the relaying of an answer begins, so a stream does
+not keep their frames in memory for the minutes that it may last.
 
 Cancelling the exchange (the client left, or the gateway stops) closes the
 backend's connection wherever the request is.
@@ -56,12 +56,14 @@ if TYPE_CHECKING:
 OUTPUT_GUESS = 512
 """Output tokens reserved for a request that sets no limit of its own."""
 LIMITER_WAIT_S = 0.1
+"""A limiter that takes longer is not waited for: the request passes."""
 
 
 class Exchange:
-    """One request at work.
+    """One request being served.
 
-    :ivar hold_until_s: it is not held for its model for longer; set when it first is.
+    :ivar hold_until_s: monotonic time until which it may be held for its model; set when it
+        is first held.
     """
 
     __slots__ = (
@@ -105,7 +107,7 @@ class Exchange:
                 else:
                     answering.refuse(Overloaded("the gateway is stopping", retry_after_s=self._soon(1.0)))
         except PLUGIN_FAULTS:
-            # Also of an error that could not be told: a plugin may have put anything into it.
+            # Also where an error could not be sent: a plugin may have put anything into it.
             self.gateway.log.failure("request {id} failed", id=self.request_id)
             answering.give_up()
         self._leave()
@@ -130,7 +132,7 @@ class Exchange:
             answering.answer_json(200, [], b'{"status":"ok"}')
             return None
         identified = gateway.callers.identify(head.headers, incoming.peer, gateway.clock())
-        # The type first: to ask whether something is a Deferred, an abstract class's child, is dear.
+        # The type is compared first: isinstance() with Deferred, which has an ABC as its base, is slow.
         if type(identified) is not Caller and isinstance(identified, Deferred):
             identified = await identified
         answering.caller = caller = identified
@@ -154,7 +156,7 @@ class Exchange:
         return await self._forward(outgoing, request)
 
     def _shed(self, caller: Caller) -> None:
-        """Refuse who is to be refused while the gateway is overloaded; nothing was read yet."""
+        """Refuse the request if its caller is to be shed at the current level of overload."""
         level = self.gateway.overload
         if caller.criticality == "critical":
             return
@@ -162,7 +164,7 @@ class Exchange:
             raise Overloaded("the gateway is overloaded", retry_after_s=self._soon(CALM_S))
 
     def _enter(self, caller: Caller) -> None:
-        """Count the request in, if there is room."""
+        """Count the request in, if the gateway and its key have room."""
         gateway = self.gateway
         limits = gateway.config.limits
         if gateway.in_flight >= limits.in_flight:
@@ -174,7 +176,7 @@ class Exchange:
         self._key = caller.id
 
     def _leave(self) -> None:
-        """Give back what was taken: the backend, the place in the budget, the place in the gateway."""
+        """Give back what was taken: the backend, the retry budget, the place in the gateway."""
         self._release()
         key, self._key = self._key, None
         if key is not None:
@@ -185,7 +187,7 @@ class Exchange:
                 del per_key[key]
 
     def _release(self) -> None:
-        """The attempt at work is over."""
+        """Give back what the current attempt holds."""
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.drop()
@@ -194,7 +196,10 @@ class Exchange:
             self.gateway.budget.done()
 
     async def _admit(self, caller: Caller, request: Request) -> None:
-        """Charge the limits."""
+        """Charge the rate limits.
+
+        :raise RateLimited: one of them is reached.
+        """
         gateway = self.gateway
         policies = gateway.policies + caller.policies
         if not policies:
@@ -215,7 +220,7 @@ class Exchange:
         if not isinstance(decision, Decision):
             gateway.limiter_failed(f"answered {set_aside(decision)}, which is no decision")
             return
-        if not decision.allowed and not _can_be_told(decision):
+        if not decision.allowed and not _is_complete(decision):
             gateway.limiter_failed("refused without a policy, a unit and a time that can be told")
             return
         self.answering.decision = decision
@@ -229,16 +234,15 @@ class Exchange:
             gateway.top_ups.watch(self.account, request.prompt_tokens + output)
 
     async def _forward(self, outgoing: Outgoing, request: Request) -> Attempt | None:
-        """Try backends until one answers, within the budget. :return: as :meth:`_serve`."""
+        """Find a backend and ask it; if that fails, try others. :return: as :meth:`_serve`."""
         gateway = self.gateway
-        retry = gateway.config.retry
         until_s = self._until_s()
         tried = unsuited(gateway, outgoing.route)
         now_s = gateway.clock()
         gateway.budget.request(now_s)
         waiting = gateway.waiting
         try:
-            # Who comes while others wait for the model must not overtake them.
+            # A new request must not overtake those that wait for the model.
             lined_up = waiting.occupied and waiting.has_line(request.model)
             choice = None if lined_up else self._choose(request, tried, now_s)
         except Overloaded:
@@ -257,6 +261,27 @@ class Exchange:
                 begun_s, now_s = now_s, gateway.clock()
                 self.account.waited_s = now_s - begun_s
         outcome = await self._attempt(choice, outgoing, request, now_s, until_s)
+        if isinstance(outcome, Failed):
+            return await self._try_others(outcome, choice, outgoing, request, tried, until_s)
+        return outcome
+
+    async def _try_others(
+        self,
+        outcome: Failed | Attempt | None,
+        choice: Choice,
+        outgoing: Outgoing,
+        request: Request,
+        tried: frozenset[str],
+        until_s: float,
+    ) -> Attempt | None:
+        """After a failed attempt: try backends until one answers, within the retry budget.
+
+        :param choice: the backend that failed.
+        :param tried: the ids of those that are not asked.
+        :return: as :meth:`_serve`.
+        """
+        gateway = self.gateway
+        retry = gateway.config.retry
         while isinstance(outcome, Failed):
             self._release()
             now_s = gateway.clock()
@@ -286,7 +311,7 @@ class Exchange:
     def _choose(
         self, request: Request, tried: frozenset[str], now_s: float, exact_tokens: int | None = None
     ) -> Choice:
-        """Who is asked next. The lease must be taken in the same turn."""
+        """The backend to ask next. Its lease must be taken in the same turn of the reactor."""
         gateway = self.gateway
         candidates = gateway.fleet.candidates(request, now_s, exclude=tried, exact_tokens=exact_tokens)
         choice = gateway.choose(request, candidates, now_s)
@@ -299,7 +324,7 @@ class Exchange:
     async def _attempt(
         self, choice: Choice, outgoing: Outgoing, request: Request, now_s: float, until_s: float
     ) -> Failed | Attempt | None:
-        """Hold the backend and ask it. :return: as :meth:`Attempt.run`, or why not."""
+        """Lease the backend and ask it. :return: as :meth:`Attempt.run`."""
         gateway, account = self.gateway, self.account
         account.attempts += 1
         account.backend = choice.backend.id
@@ -329,9 +354,9 @@ class Exchange:
     def _may_retry(
         self, failed: Failed, request: Request, tried: frozenset[str], now_s: float, until_s: float
     ) -> bool:
-        """Whether another backend is asked: somebody still waits and was sent nothing, there
-        is one, and the budget allows it. Where nobody has seen the request there is nothing to
-        be counted: a backend that is gone must cost no answer while another is there."""
+        """Whether another backend is asked: :meth:`_may_go_on`, there is one, and the retry budget
+        allows it. A request that no backend has seen is not counted: a backend that is gone must
+        not cost an answer while there is another."""
         gateway, error = self.gateway, failed.error
         if not self._may_go_on(failed, until_s):
             return False
@@ -345,7 +370,7 @@ class Exchange:
         return True
 
     def _may_go_on(self, failed: Failed, until_s: float) -> bool:
-        """Somebody still waits, was sent nothing of an answer, and has tries left."""
+        """The client still waits, was sent nothing of an answer, and has attempts left."""
         incoming, error = self.incoming, failed.error
         if not error.may_retry or incoming.gone or self.gateway.clock() >= until_s:
             return False
@@ -354,7 +379,7 @@ class Exchange:
         return self.account.attempts <= (1 if error.status == 504 else self.gateway.config.retry.attempts)
 
     def _give_up(self, failed: Failed) -> None:
-        """The last failure is the answer: the backend's own words if it had any."""
+        """Answer with the last failure: the backend's own answer if it sent one."""
         if failed.answer is None:
             raise failed.error
         head, body = failed.answer
@@ -368,7 +393,7 @@ class Exchange:
     # --- small decisions ---
 
     def _until_s(self) -> float:
-        """When the request must be over; a client may lower the limit, never raise it."""
+        """When the request must be over. A client may lower the limit, not raise it."""
         total_s = self.gateway.config.timeouts.total_s
         wanted_s = timeout_s(self.incoming.head.headers)
         if wanted_s is not None and wanted_s < total_s:
@@ -379,8 +404,8 @@ class Exchange:
         return retry_after(seconds, self.gateway.dice)
 
 
-def _can_be_told(decision: Decision) -> bool:
-    """A refusal whose words are words, and whose time is a time."""
+def _is_complete(decision: Decision) -> bool:
+    """Whether a refusal by a limiter, which may be a plugin, has all that the client is told."""
     return (
         type(decision.policy) is str
         and type(decision.unit) is str

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
-    """Candidates with score and reason, those left out with why, and the choice.
+    """The candidates with score and reason, the backends left out and why, and the choice.
 
-    The router is asked on a copy, so that asking changes nothing: first for the
-    choice, then for each candidate as if it were alone.
+    A copy of the router is asked, so that nothing changes: first for the choice, then for each
+    candidate as if it were the only one.
 
-    :raise GatewayError: what the request would be answered with.
+    :raise GatewayError: the request would be refused with this error.
     """
     parsed = read_json(body, gateway.body_limits)
     target = gateway.target_of(parsed.model)
@@ -68,7 +68,7 @@ def _choice(answer: Choice | Backend | None) -> Choice | None:
 
 
 def _judged(router: Any, request: Request, backend: Backend, now_s: float) -> dict[str, Any]:
-    """One candidate as the router sees it when it is alone."""
+    """One candidate as the router judges it if it is the only one."""
     choice = _choice(router.choose(request, [backend], now_s))
     profile = backend.profile
     return {

@@ -1,4 +1,4 @@
-"""Asks the configured request filters, and says what their faults mean."""
+"""Runs the configured request filters, and decides what their faults mean."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SLOW_S = 0.05
 class Filter(Struct, frozen=True):
     """One filter.
 
-    :param product: the plugin.
-    :param lenient: a request passes when the filter itself fails.
+    :param product: what the plugin built, an ``IRequestFilter``.
+    :param lenient: a request passes if the filter itself fails.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Filter(Struct, frozen=True):
 
 
 class Filters:
-    """All of them, in their order.
+    """All filters, in the order of the configuration.
 
-    :ivar faults: times a filter failed.
+    :ivar faults: number of times that a filter failed.
     """
 
     log = Logger()
@@ -49,7 +49,7 @@ class Filters:
         return bool(self._filters)
 
     def check(self, submission: Submission, caller: Caller) -> None:
-        """Let every filter see the request.
+        """Run every filter on the request.
 
         :raise GatewayError: one of them refuses it, or failed and is not lenient.
         """
@@ -89,7 +89,7 @@ class Filters:
 
 
 def _fault_of(error: GatewayError) -> str | None:
-    """Why a client cannot be told of ``error``."""
+    """Why ``error`` cannot be sent to a client; ``None`` if it can."""
     if not isinstance(error.status, int) or not 400 <= error.status < 600:
         return f"status {error.status!r}"
     if not isinstance(error.message, str):

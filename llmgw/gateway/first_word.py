@@ -1,8 +1,8 @@
-"""Requests that come before every source of backends has told what it has.
+"""Requests that come before every source of backends has reported what it has.
 
-A gateway that has just started knows only the backends of its file. A request
-for another model is not told that there is no such model: it waits a moment for
-the sources, and then is told to come back.
+A gateway that has just started knows only the backends of its configuration file. A request
+for another model is not refused because there is no such model: it waits a moment for the
+sources, and is then told to come back.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ T = TypeVar("T")
 WAIT_S = 3.0
 """How long after the start requests wait."""
 BACK_S = 5.0
+"""Seconds after which a request that waited in vain is told to come back."""
 
 
 class FirstWord:
-    """:param dice: for the spread of ``Retry-After``."""
+    """The wait for the first report of every source.
+
+    :param dice: spreads ``Retry-After``.
+    """
 
     def __init__(self, reactor: IReactorTime, dice: Random) -> None:
         self._reactor = reactor
@@ -37,17 +41,18 @@ class FirstWord:
         self._said = False
 
     def said(self) -> None:
-        """Every source has told its set."""
+        """Every source has reported its backends."""
         self._said = True
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.callback(None)
 
     async def tried_again(self, attempt: Callable[[], T]) -> T:
-        """``attempt()``, once all have told or the time is over. Cancelling forgets the wait.
+        """Call ``attempt`` once every source has reported or the time is over, and return its
+        result. Cancelling only ends the wait.
 
-        :raise ModelNotFound: all have told, and nobody has it.
-        :raise NoBackend: not all have told.
+        :raise ModelNotFound: every source has reported, and nobody has the model.
+        :raise NoBackend: nobody has it yet, and not every source has reported.
         """
         left_s = self._until_s - self._reactor.seconds()
         if left_s > 0 and not self._said:

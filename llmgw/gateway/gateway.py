@@ -1,4 +1,4 @@
-"""What all requests of this process share, put together by ``service``."""
+"""What all requests of this process share; assembled by ``service``."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 
 class Gap(Protocol):
-    """Takes the seconds between two pieces of a stream."""
+    """A histogram of the seconds between two pieces of a stream."""
 
     def observe(self, value: float) -> None:
-        """One value."""
+        """Add one value."""
 
 
 class IMetrics(Protocol):
-    """What requests report; ``admin.metrics`` counts it."""
+    """What requests report to the metrics; ``admin.metrics`` implements it."""
 
     def request(
         self,
@@ -70,7 +70,7 @@ class IMetrics(Protocol):
         overhead_s: float | None,
         used: Usage | None,
     ) -> None:
-        """A request is over."""
+        """A request is over. Times are seconds; what was not reached is ``None``."""
 
     def gaps(self, model: str | None, backend: str) -> Gap:
         """The histogram of a stream's gaps, looked up once per stream."""
@@ -87,19 +87,19 @@ class IMetrics(Protocol):
     def exemplify(
         self, model: str | None, backend: str | None, ttft_s: float, label: tuple[str, str], at: float
     ) -> None:
-        """A request that may stand for its bucket; asked for only where exemplars are on."""
+        """A request that may become an exemplar; only called where exemplars are on."""
 
     def client_abort(self) -> None:
         """A client left."""
 
     def waited(self, seconds: float) -> None:
-        """A request has waited for a slot, whatever came of it."""
+        """A request has waited for a slot, with whatever outcome."""
 
     def held(self, model: str, outcome: str, seconds: float | None) -> None:
-        """A request was held for its model, or could not be (no ``seconds``)."""
+        """A request was held for its model; ``seconds`` is ``None`` if it could not be held."""
 
     def loaded(self, backend: str, model: str, outcome: str, seconds: float) -> None:
-        """A load of ours has ended: ``loaded`` or ``failed``."""
+        """A load that we started has ended: ``loaded`` or ``failed``."""
 
     def unloaded(self, backend: str, model: str, why: str) -> None:
         """A model was unloaded: ``evicted``, ``idle`` or ``operator``."""
@@ -114,19 +114,23 @@ class Upstream(Struct):
 
 
 class Gateway:
-    """The parts that exchanges use. ``service`` swaps them on reload; requests at
-    work keep what they hold.
+    """The parts that exchanges use. ``service`` swaps them on reload; requests that are
+    being served keep what they hold.
 
     :ivar upstreams: by backend id.
-    :ivar aliases: model rules by the name clients use.
-    :ivar caps: what requests for a model may ask, by the name clients use.
-    :ivar per_key: requests at work by key id.
-    :ivar in_flight: requests at work.
-    :ivar overload: what is no longer done; set by the process's beat.
-    :ivar waiting: those of them that wait for a slot.
-    :ivar first_word: while a source of backends has not told yet what it has.
-    :ivar recent: the last ones that are over.
-    :ivar holding: those of them that wait for their model.
+    :ivar aliases: model rules by the name that clients use.
+    :ivar caps: what requests for a model may ask for, by the name that clients use.
+    :ivar per_key: number of requests being served, by key id.
+    :ivar in_flight: number of requests being served.
+    :ivar overload: the level of overload; set by :mod:`llmgw.pressure`.
+    :ivar waiting: the requests that wait for a slot.
+    :ivar holding: the requests that wait for their model.
+    :ivar top_ups: the requests that are charged more while they run.
+    :ivar first_word: set while a source of backends has not reported yet what it has.
+    :ivar recent: the latest requests that are over.
+    :ivar scores: by backend id, what the router said when it last chose it.
+    :ivar router_faults: number of choices made without the router, because it failed.
+    :ivar limiter_degraded: number of requests let through because the limiter failed.
     """
 
     log = Logger()
@@ -184,7 +188,7 @@ class Gateway:
         self.use_router(router)
 
     def configure(self, config: Config) -> None:
-        """Take the plain figures of ``config``."""
+        """Take over the plain settings of ``config``; parts that need building are swapped by ``service``."""
         self.config = config
         self.policies: tuple[Policy, ...] = config.rate_limits
         self.counts_tokens = any(policy.tokens_per_minute for policy in config.rate_limits)
@@ -196,8 +200,8 @@ class Gateway:
         self.exemplars = config.metrics.exemplars
 
     def use_router(self, router: Any) -> None:
-        """Let ``router`` choose from now on. Events are made only for one that learns from
-        them, prefixes for one that wants them."""
+        """Let ``router`` choose from now on. Events are made only for a router that observes
+        them, prefixes only for one that wants them."""
         self.router = router
         self.fleet.observe = self.tell_router if getattr(router, "observes", True) else None
         admission = self.config.admission
@@ -222,7 +226,7 @@ class Gateway:
             self._tasks.add(task)
 
     def fault_answer(self, fault: HttpFault, peer: str) -> tuple[Headers, bytes]:
-        """Count and log bytes that are no request. :return: headers and body for them."""
+        """Count and log malformed bytes. :return: headers and body of the answer to them."""
         self.metrics.rejected(fault.code)
         self.metrics.no_request(fault.status)
         error = GatewayError(fault.message, code=fault.code, status=fault.status)
@@ -238,35 +242,38 @@ class Gateway:
     # --- used by exchanges ---
 
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
-        """Ask the router; a router that fails, or names a stranger, is replaced by
-        least connections for this request, and its fault is logged once a minute at most."""
+        """Ask the router. If it fails, or names anything but a candidate, the choice is by least
+        connections, and the fault is logged. ``None``: it declines all of them."""
         try:
             answer = self.router.choose(request, candidates, now_s)
         except PLUGIN_FAULTS:
-            self._complain("router")
+            return self._without_router(candidates)
+        if answer is None:
+            return None
+        choice = answer if isinstance(answer, Choice) else Choice(answer)
+        chosen = choice.backend
+        for candidate in candidates:
+            if candidate is chosen:
+                break
         else:
-            if answer is None:
-                return None
-            choice = answer if isinstance(answer, Choice) else Choice(answer)
-            chosen = choice.backend
-            for candidate in candidates:
-                if candidate is chosen:
-                    fault = _fault_of(choice)
-                    if fault is None:
-                        self.scores[chosen.id] = choice.score
-                        return choice
-                    self._complain("router", f"chose {chosen.id} with {fault}")
-                    break
-            else:
-                stranger = repr(chosen.id) if isinstance(chosen, Backend) else set_aside(chosen)
-                self._complain("router", f"chose {stranger}, which is no candidate")
+            stranger = repr(chosen.id) if isinstance(chosen, Backend) else set_aside(chosen)
+            return self._without_router(candidates, f"chose {stranger}, which is no candidate")
+        fault = _fault_of(choice)
+        if fault is not None:
+            return self._without_router(candidates, f"chose {chosen.id} with {fault}")
+        self.scores[chosen.id] = choice.score
+        return choice
+
+    def _without_router(self, candidates: Sequence[Backend], detail: str | None = None) -> Choice:
+        """Choose by least connections. :param detail: what the router did, unless it raised."""
+        self._complain("router", detail)
         self.router_faults += 1
         least = min(candidates, key=lambda backend: backend.profile.in_flight)
         return Choice(least, why="least connections: the router failed")
 
     def order(self, waiting: Sequence[Request], backend: Backend, now_s: float) -> int:
-        """Ask a router that has an ``order`` who of those who wait goes next; one that
-        fails, or names nobody, is replaced by the oldest, as in :meth:`choose`."""
+        """Ask a router that has an ``order`` which waiting request goes next. If it fails, or
+        names none of them, the oldest goes, as in :meth:`choose`. :return: an index."""
         try:
             place = self.router.order(waiting, backend, now_s)
         except PLUGIN_FAULTS:
@@ -280,17 +287,17 @@ class Gateway:
         return 0
 
     def target_of(self, name: str) -> str:
-        """What backends are asked for where a caller asks for ``name``."""
+        """The model that backends are asked for when a client asks for ``name``."""
         rule = self.aliases.get(name)
         return name if rule is None else rule.target or name
 
     def wants_prefix(self, model: str) -> bool:
-        """Whether the prefixes of prompts for ``model`` matter: the router asks for them, and
-        there is something to choose, a backend, a slot, or who goes first."""
+        """Whether prefixes of prompts for ``model`` are computed: the router wants them, and there
+        is something to choose: a backend, a slot, or who goes first."""
         return self._prefixes and (self._prefixes_alone or len(self.fleet.takers(model)) > 1)
 
     def kind_of(self, upstream: Upstream) -> str | None:
-        """What a backend is: by its table, else by what its health source found."""
+        """The kind of server: from its configuration, else as found by its health source."""
         kind = upstream.config.kind
         if kind != "auto":
             return kind
@@ -298,7 +305,7 @@ class Gateway:
         return member.kind if member is not None else None
 
     def tell_router(self, event: Event) -> None:
-        """Let the router learn; what it raises is its own affair."""
+        """Pass an event to the router; what it raises is logged."""
         try:
             answer = self.router.observe(event)
         except PLUGIN_FAULTS:
@@ -308,7 +315,7 @@ class Gateway:
                 self._not_nothing("router", "observe", answer)
 
     def limiter_gauges(self) -> Mapping[str, tuple[str, float]]:
-        """What the limiter has for a scrape: help text and value by name; nothing where it fails."""
+        """The limiter's gauges: help text and value by name; empty if it fails."""
         try:
             told: Any = getattr(self.limiter, "gauges", dict)()
             if not isinstance(told, Mapping):
@@ -324,7 +331,7 @@ class Gateway:
         return {name: gauge for name, gauge in gauges.items() if name not in odd}
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
-        """Give a reservation back to the limiter, whatever it makes of it."""
+        """Settle a reservation with the limiter; what it raises is logged."""
         try:
             answer = self.limiter.settle(reservation, used)
         except PLUGIN_FAULTS:
@@ -334,9 +341,9 @@ class Gateway:
                 self.limiter_will("settle", answer)
 
     def warn_of_framing(self, backend_id: str, detail: str) -> None:
-        """A backend sent what is no HTTP response; each kind is told once a minute at most.
+        """Log that a backend sent a malformed response; each kind once a minute at most.
 
-        :param detail: one of the response reader's messages, which are few.
+        :param detail: one of the response reader's messages, of which there are few.
         """
         now_s = self.clock()
         kind = (backend_id, detail)
@@ -351,15 +358,13 @@ class Gateway:
         for task in list(self._tasks):
             task.cancel()
 
-    # --- our own ---
-
     def limiter_failed(self, detail: str | None = None) -> None:
-        """The rate limiter raised, or answered what is no decision: the request passes, and is counted."""
+        """The rate limiter raised, or did not return a decision: the request passes, and is counted."""
         self.limiter_degraded += 1
         self._complain("rate limiter", detail)
 
     def limiter_fault(self, detail: str | None = None) -> None:
-        """The rate limiter did wrong otherwise."""
+        """The rate limiter has made another mistake."""
         self.limiter_faults += 1
         self._complain("rate limiter", detail)
 
@@ -398,7 +403,7 @@ _GAUGE = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
 def _fault_of(choice: Choice) -> str | None:
-    """What is wrong with a router's answer, but for the backend."""
+    """What is wrong with a router's answer, apart from the backend."""
     score, why, slot = choice.score, choice.why, choice.slot
     if not isinstance(score, (float, int)):
         return f"a score of type {type(score).__name__}"

@@ -1,4 +1,4 @@
-"""What the gateway answers itself: the models that a caller may use."""
+"""Answers given by the gateway itself: the models that a caller may use."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def answer(route: Route, path: str, caller: Caller, gateway: Gateway) -> bytes:
-    """The body for a route of ours.
+    """The body of the answer on a local route.
 
     :raise ModelNotFound: the one model asked for is not there, or not the caller's.
-    :raise NoBackend: nobody has told yet what there is, and nobody who could is known to live.
-        An empty list would say that there is nothing.
+    :raise NoBackend: no backend has reported its models yet, and none is known to be alive. An
+        empty list would say that there are no models.
     """
     names = visible_models(caller, gateway)
     if not names and _nobody_told(gateway):
@@ -45,7 +45,7 @@ def answer(route: Route, path: str, caller: Caller, gateway: Gateway) -> bytes:
 
 
 def visible_models(caller: Caller, gateway: Gateway) -> list[str]:
-    """Names over all backends, and the aliases of those, that ``caller`` may use; sorted, once each."""
+    """The models of all backends and their aliases that ``caller`` may use: sorted names, each once."""
     served = gateway.fleet.models(gateway.clock())
     names = set(served)
     for name, rule in gateway.aliases.items():
@@ -65,7 +65,7 @@ def _nobody_told(gateway: Gateway) -> bool:
     fleet = gateway.fleet
     if fleet.models(gateway.clock()) or not gateway.upstreams:
         return False
-    # Who has not told what it serves might be asked for any name.
+    # A backend that has not reported its models takes requests for any name.
     return fleet.serves("") and not any(
         member.health is not None and member.health.alive for member in fleet.takers("")
     )

@@ -1,4 +1,4 @@
-"""The request as it leaves: the client's bytes, but for the few values that must change."""
+"""The request body as it is sent to a backend: the client's bytes, except for a few values."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from llmgw.values import Caps
 
 _PROMPTED = frozenset({"chat", "completion", "native", "messages", "responses"})
-"""Dialects of the routes where a prompt is read and answered."""
+"""Dialects of the routes that answer a prompt."""
 _SLOTTED = frozenset(
     {"/chat/completions", "/v1/chat/completions", "/v1/completions", "/completion", "/completions"}
 )
-"""Where llama-server was seen to obey ``id_slot``."""
+"""Paths on which llama-server was seen to obey ``id_slot``."""
 _LIMIT_KEYS = {
     "native": ("n_predict",),
     "responses": ("max_output_tokens",),
     "chat": ("max_tokens", "max_completion_tokens"),
 }
-"""What limits the output by dialect, the one that is set when there is none first."""
+"""The keys that limit the output, by dialect; first the one that is set if there is none."""
 
 
 class Outgoing:
     """One request's body and what changes in it.
 
-    :ivar target: the model name that backends know.
-    :ivar response_bytes: most bytes of body that the answer may have, ``None`` for any number.
+    :ivar target: the name by which backends know the model.
+    :ivar response_bytes: the largest body that the answer may have; ``None`` for no limit.
     """
 
     __slots__ = (
@@ -57,10 +57,10 @@ class Outgoing:
         self._changes: dict[str, object] = {}
 
     def cap(self, caps: Caps, prompt_tokens: int) -> int | None:
-        """Hold the request to ``caps``; the output is limited, whether or not the client did.
+        """Apply ``caps``: the output is limited even if the client set no limit.
 
         :return: the limit of output tokens.
-        :raise InvalidRequest: it asks for what is not allowed.
+        :raise InvalidRequest: it asks for something that is not allowed.
         """
         route = self.route
         is_json = route.body == "json"
@@ -77,12 +77,12 @@ class Outgoing:
         keys = _LIMIT_KEYS.get(route.dialect, ("max_tokens",))
         self._changes.update(clamp_output(self.ask, most, keys[0]))
         if not any(name in keys for name, _ in self.ask.output_limits):
-            # A limit under a name that this route does not obey is none.
+            # A limit under a key that this route ignores does not count.
             self._changes[keys[0]] = most
         return most
 
     def submission(self, id: str, prompt_tokens: int, max_tokens: int | None) -> Submission:
-        """What request filters see."""
+        """The request as filters see it."""
         return Submission(
             id=id,
             route=self.route.path,
@@ -96,15 +96,15 @@ class Outgoing:
         )
 
     def prefix(self) -> tuple[int, ...]:
-        """For ``Request.prefix``; empty where no prompt is read and answered."""
+        """For ``Request.prefix``; empty on routes that do not answer a prompt."""
         route = self.route
         if route.dialect in _PROMPTED or route.errors == OLLAMA:
             return prefix_of(self._body, self.target)
         return ()
 
     def takes_slot(self) -> bool:
-        """Whether a slot of llama-server may be asked for: the route obeys, and there is
-        one prompt and one answer. Several would wait for the one slot, one after the other."""
+        """Whether a slot of llama-server may be asked for: the route obeys, and there is one prompt
+        and one answer. Several would use the one slot one after the other."""
         route = self.route
         return (
             route.upstream in _SLOTTED
@@ -113,16 +113,15 @@ class Outgoing:
         )
 
     def forget(self) -> None:
-        """Let go of the body: no further attempt will be made."""
+        """Release the body: no further attempt will be made."""
         self._body = b""
 
     def body_for(self, *, assembled: bool, usage: bool, slot: int | None) -> bytes:
         """The body for one attempt.
 
-        :param assembled: ask for a stream that the gateway will put together;
-            ``return_progress`` makes llama-server notice a leaving client within a
-            prompt batch.
-        :param usage: ask for the usage event, which the client did not.
+        :param assembled: ask for a stream, which the gateway assembles; ``return_progress`` makes
+            llama-server notice within one prompt batch that the client has left.
+        :param usage: ask for the usage event, which the client has not asked for.
         :param slot: the slot to use (llama-server's ``id_slot``).
         """
         if self.route.body == "multipart":

@@ -1,6 +1,6 @@
-"""The last requests, as their access lines: who was chosen and why, who was refused.
+"""The latest requests, as access lines: which backend was chosen and why, what was refused.
 
-Every request leaves one tuple here and nothing else; it becomes an
+Every request leaves one tuple here; it is made an
 :class:`~llmgw.gateway.access_log.AccessLine` only when somebody looks.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 from llmgw.gateway.access_log import AccessLine
 
 MOST = 256
-"""Lines kept; the oldest goes first. A line holds strings of the request, bounded by ``[limits]``."""
+"""Lines kept. A line holds strings of the request, which ``[limits]`` bounds."""
 
 
 class Recent:
     """A ring of access lines.
 
-    :ivar total: lines that were ever added.
+    :ivar total: number of lines added so far.
     """
 
     name = "decisions"
@@ -37,15 +37,15 @@ class Recent:
         self._lines.append(line)
 
     def since(self, seen: int, most: int = MOST) -> list[AccessLine]:
-        """What was added after the first ``seen`` lines, oldest first.
+        """The lines added after the first ``seen`` ones that are still kept, oldest first.
 
-        :param most: so many of the newest; older ones, and those that fell out, are left out.
+        :param most: only so many of the newest.
         """
         wanted = min(self.total - seen, len(self._lines), most)
         return [AccessLine.of(*line) for line in islice(self._lines, len(self._lines) - wanted, None)]
 
     def keys(self) -> set[str]:
-        """Ids of the keys that came lately."""
+        """Ids of the keys of these requests."""
         return {line[KEY] for line in self._lines if line[KEY] is not None}
 
 

@@ -1,4 +1,4 @@
-"""Ids of requests: the client's own if it is well formed, else one that nobody else has."""
+"""Request ids: the client's own if it is well formed, else a unique one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _counter = itertools.count(1)
 
 
 def new_request_id() -> str:
-    """An id that no other request of any gateway has."""
+    """An id that is unique among all gateways."""
     return f"{_prefix}{next(_counter):010x}"
 
 

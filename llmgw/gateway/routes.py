@@ -1,8 +1,8 @@
-"""The public listener's paths: the only list of what can be reached from there.
+"""The paths of the public listener: nothing else can be reached from there.
 
 A path that is not here is 404 before any other work, so a backend's
-``/slots``, ``/props``, ``/metrics`` or ``/models/load`` can't be reached.
-What is sent upstream is the route's own path, never the client's bytes.
+``/slots``, ``/props``, ``/metrics`` or ``/models/load`` cannot be reached.
+The path sent upstream is the route's own, never the client's bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ OLLAMA = "ollama"
 class Route(Struct, frozen=True):
     """One path.
 
-    :param path: what the client asks for, and the template in metrics and logs.
-    :param upstream: what the backend is asked for.
+    :param path: the client's path, which is also its name in metrics and logs.
+    :param upstream: the path at the backend.
     :param dialect: how ``core.meter`` reads the answer.
-    :param errors: whose form errors take: ``openai``, ``anthropic`` or ``ollama``.
-    :param methods: what is allowed, beside OPTIONS.
+    :param errors: the form of errors: ``openai``, ``anthropic`` or ``ollama``.
+    :param methods: allowed methods, besides OPTIONS.
     :param body: ``json``, ``multipart``, or ``""`` for none.
-    :param assembled: a call without ``stream`` may go upstream as a stream.
-    :param exempt: long arrays of numbers are usual here.
-    :param needs_model: the body must name a model; else the only one is meant.
+    :param assembled: a call without ``stream`` may be sent upstream as a stream.
+    :param exempt: long arrays are common here, so commas are not limited.
+    :param needs_model: the body must name a model; if not, the only one there is is meant.
     :param local: answered by the gateway itself: ``models``, ``model``, ``tags``, ``health``.
     """
 

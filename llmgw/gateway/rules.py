@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def apply_rules(gateway: Gateway, outgoing: Outgoing, caller: Caller, account: Account) -> Request:
-    """Aliases, the key's scope, the model's caps, filters; ``account`` learns what was found.
+    """Apply aliases, the key's scope, caps and filters; record the model in ``account``.
 
     :raise ModelNotFound: nobody serves the model, or nobody in the route's dialect.
-    :raise NoBackend: there is none at all, so nobody can know.
-    :raise GatewayError: what a cap or a filter says.
+    :raise NoBackend: there is no backend at all, so the model may exist.
+    :raise GatewayError: a cap or a filter refuses the request.
     """
     parsed = outgoing.ask
     name = parsed.model or only_model(gateway)

@@ -1,4 +1,4 @@
-"""Which backends have what a request asks for, before any is chosen."""
+"""Which backends have the route and the model of a request, before any is chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE: frozenset[str] = frozenset()
 
 
 def has_dialect(gateway: Gateway, route: Route, model: str) -> bool:
-    """Somebody who serves ``model`` speaks the route's dialect."""
+    """Whether a backend that serves ``model`` speaks the route's dialect."""
     if route.errors != OLLAMA:
         return True
     ids = gateway.fleet.models(gateway.clock()).get(model, tuple(gateway.upstreams))
@@ -22,7 +22,7 @@ def has_dialect(gateway: Gateway, route: Route, model: str) -> bool:
 
 
 def unsuited(gateway: Gateway, route: Route) -> frozenset[str]:
-    """Backends that do not have the route: Ollama's own is only Ollama's."""
+    """The ids of backends that do not have the route: only Ollama has Ollama's own."""
     if route.errors != OLLAMA:
         return NONE
     return frozenset(
@@ -31,7 +31,7 @@ def unsuited(gateway: Gateway, route: Route) -> frozenset[str]:
 
 
 def only_model(gateway: Gateway) -> str:
-    """The model that a request without one must mean.
+    """The model of a request that names none.
 
     :raise InvalidRequest: there is not exactly one.
     """
