@@ -253,9 +253,11 @@ class Attempt:
         return None
 
     def _error(self, fault: UpstreamFault) -> GatewayError:
-        """The error for the client; a malformed response is also logged for the operator."""
+        """The error for the client; what only the operator can mend is also logged."""
         if fault.reason == "framing":
             self.gateway.warn_of_framing(self.choice.backend.id, fault.detail)
+        elif fault.reason == "local":
+            self.gateway.warn_of_lack(fault.detail)
         return error_of(fault, self.request.model)
 
     # --- how the backend is asked ---

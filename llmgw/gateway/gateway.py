@@ -353,6 +353,16 @@ class Gateway:
                 "backend {backend}: malformed response: {detail}", backend=backend_id, detail=detail
             )
 
+    def warn_of_lack(self, detail: str) -> None:
+        """No connection to any backend could be opened, for want of a descriptor or a local port."""
+        more = self._seldom.words("lack")
+        if more is not None:
+            self.log.error(
+                "a request failed for a lack of this machine's own, and of no backend: {detail}{more}",
+                detail=detail,
+                more=more,
+            )
+
     def cancel_all(self) -> None:
         """Cancel every exchange."""
         for task in list(self._tasks):

@@ -116,7 +116,7 @@ def verdict(attempt: Attempt, fault: UpstreamFault) -> tuple[bool, str]:
     """
     lease = attempt.lease
     if fault.reason == "local":
-        return True, "dropped"
+        return True, "local"
     if fault.reason == "response_limit":
         return True, "response_limit"
     if fault.reason == "timeout_total" and (

@@ -10,6 +10,7 @@ something has changed there (:meth:`Looks.look_soon`).
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ DOWN_INTERVAL_S = 1.0
 JITTER = 0.2
 DETAIL_CHARACTERS = 200
 
+OUR_FAULTS = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE)
+"""No local port or descriptor left: says nothing about the backend."""
+
 
 class Looks:
     """Base of the built-in sources: subclasses write :meth:`look`.
@@ -51,6 +55,7 @@ class Looks:
         self._reactor = reactor
         self._dice = dice or random.Random()
         self._up = True
+        self._blind = False
         self._looked_s = float("-inf")
         self._next: IDelayedCall | None = None
         self._looking: Deferred[None] | None = None
@@ -102,27 +107,49 @@ class Looks:
 
     async def _look_once(self) -> None:
         try:
-            report = await self.look()
+            report: HealthReport | None = await self.look()
         except Exception as fault:
-            report = unanswered(fault)
+            report = None if is_our_fault(fault) else unanswered(fault)
+            why = str(fault)
         self._looking = None
         if self._report is None:
             return  # stopped
         self._looked_s = self._reactor.seconds()
         # Arranged before the report, which may be what makes the gateway stop us.
         self._next = self._reactor.callLater(self._wait_s(report), self._begin)
+        if report is None:
+            self._could_not_look(why)
+            return
+        self._blind = False
         try:
             self._report(report)
         except Exception:
             self.log.failure("taking in a health report")
 
-    def _wait_s(self, report: HealthReport) -> float:
+    def _could_not_look(self, why: str) -> None:
+        """Tell it once; the backend stays what it was."""
+        if not self._blind and self._target is not None:
+            self._blind = True
+            self.log.warn(
+                "backend {backend}: cannot be looked at, for a lack of this machine's own: {why}",
+                backend=self._target.id,
+                why=one_line(why),
+            )
+
+    def _wait_s(self, report: HealthReport | None) -> float:
+        if report is None:
+            return LEAST_INTERVAL_S
         was_up, self._up = self._up, report.alive and not report.loading
         if not self._up:
             return DOWN_INTERVAL_S
         if not was_up:
             return LEAST_INTERVAL_S
         return max(LEAST_INTERVAL_S, self.interval_s * self._dice.uniform(1 - JITTER, 1 + JITTER))
+
+
+def is_our_fault(fault: Exception) -> bool:
+    """This machine has no descriptor or local port left: nothing was asked."""
+    return isinstance(fault, OSError) and fault.errno in OUR_FAULTS
 
 
 def unanswered(fault: Exception) -> HealthReport:

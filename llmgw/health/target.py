@@ -10,7 +10,6 @@ error says who is at fault, see :meth:`Target.get`.
 
 from __future__ import annotations
 
-import errno
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
@@ -28,6 +27,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
 from zope.interface import implementer
 
+from llmgw.health.looks import OUR_FAULTS
 from llmgw.interfaces import IHealthTarget
 from llmgw.wire.pool import endpoint_for, tls_options
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 ANSWER_BYTES = 1 << 20
 """An answer may be so long, its head included."""
-
-OUR_FAULTS = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE)
-"""No local port or descriptor left: says nothing about the backend."""
 
 
 class NoAnswerError(Exception):

@@ -362,7 +362,9 @@ def test_s_fd_1_no_descriptor_for_a_backend_is_our_fault_and_not_its(tmp_path: P
     """EMFILE on connect: 502 that says ``local``, the backend stays in, and it recovers. A gateway of
     its own: one that has had many connections has free numbers below the limit."""
     backend = Scripted()
-    gateway = Gateway(tmp_path, backend_table(backend, more=ONE))
+    quick = '[log]\naccess = "access.log"\n[breaker]\nfall = 1\n'
+    quick += '[[health]]\nplugin = "llamacpp"\ninterval_s = 2.0\n'
+    gateway = Gateway(tmp_path, quick + backend_table(backend, more=ONE))
     try:
         assert gateway.ask(ask_whole()).status == 200
         pid = gateway.process.pid
@@ -379,10 +381,16 @@ def test_s_fd_1_no_descriptor_for_a_backend_is_our_fault_and_not_its(tmp_path: P
                 if answer.status != 200:
                     assert (answer.status, "local" in answer.body.decode()) == (502, True)
             assert answer.status == 502
+            eventually(lambda: "backend b: cannot be looked at" in gateway.log)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (20_000, 20_000))
             client.send(ask_whole())
             assert client.read_answer().status == 200
-        assert gateway.state["backends"][0]["failure_streak"] == 0
+        [seen] = gateway.state["backends"]
+        assert (seen["failure_streak"], seen["standing"]) == (0, "ready")
+        eventually(lambda: [line["failed"] for line in gateway.access if "failed" in line])
+        assert {line["failed"] for line in gateway.access if "failed" in line} == {"b: local"}
+        assert gateway.log.count("for a lack of this machine's own, and of no backend") == 1
+        assert "fails its health checks" not in gateway.log
     finally:
         gateway.stop()
         backend.close()

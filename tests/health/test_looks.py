@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 
 from llmgw.errors import ConfigError
 from llmgw.health.looks import Looks, one_line, timing, unanswered
@@ -144,6 +146,19 @@ def test_a_report_that_raises_is_logged_and_looking_goes_on(expected_failures: A
     looks.stop()
     assert len(looks.at_s) >= 3
     assert len(expected_failures(ZeroDivisionError)) == len(looks.at_s)
+
+
+def test_a_lack_of_our_own_is_no_report_and_told_once() -> None:
+    clock = Clock()
+    lack = OSError(errno.EMFILE, "Couldn't bind: 24: Too many open files")
+    looks = Scripted(clock, UP, lack, lack, UP, lack, UP)
+    with capturedLogs() as events:
+        looks.run(clock, 30)
+    looks.stop()
+    assert set(map(id, looks.reports)) == {id(UP)}
+    assert len(looks.at_s) > len(looks.reports) + 2
+    told = [event for event in events if "cannot be looked at" in event["log_format"]]
+    assert len(told) == 2, "once for each time that it began"
 
 
 def test_stop_before_start_and_twice_is_fine() -> None:
