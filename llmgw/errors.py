@@ -1,8 +1,8 @@
-"""Errors, one class per decision that somebody can take.
+"""Errors: one class per decision that a caller or a client can take.
 
-Each :class:`GatewayError` answers two questions: what does the client get, and
-may we try elsewhere. ``gateway.answers`` turns it into bytes in the dialect of
-the route; nothing else builds error bodies.
+Each :class:`GatewayError` answers two questions: what does the client get, and may another
+backend be tried. ``gateway.answers`` turns it into bytes in the dialect of the route;
+nothing else builds error bodies.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from llmgw.plain_text import plain
 
 
 class GatewayError(Exception):
-    """Something the client must be told.
+    """An error that is sent to the client.
 
-    :param message: for people; never holds secrets or internal addresses.
+    :param message: for people; must not hold secrets or internal addresses.
     :param param: the request field at fault.
     :param retry_after_s: seconds, sent as ``Retry-After`` and ``retry-after-ms``.
     :param code: overrides the class's code.
@@ -27,7 +27,7 @@ class GatewayError(Exception):
     may_retry = False
     """Another backend may succeed where this one failed."""
     should_retry: bool | None = None
-    """Sent as ``x-should-retry``: what the official clients obey."""
+    """Sent as ``x-should-retry``, which the official clients obey."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class InvalidRequest(GatewayError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """400: no backend of the model has so large a window."""
+    """400: no backend of the model has a window that large."""
 
     code = "context_length_exceeded"
     should_retry = False
 
 
 class InvalidApiKey(GatewayError):
-    """401."""
+    """401: no valid key."""
 
     status = 401
     code = "invalid_api_key"
@@ -73,7 +73,7 @@ class InvalidApiKey(GatewayError):
 
 
 class ModelNotAllowed(GatewayError):
-    """403: the key's scope does not hold the model."""
+    """403: the model is not in the key's scope."""
 
     status = 403
     code = "model_not_allowed"
@@ -104,7 +104,7 @@ class ModelNotFound(NotFound):
 
 
 class MethodNotAllowed(GatewayError):
-    """405."""
+    """405: the path exists, but not with this method."""
 
     status = 405
     code = "method_not_allowed"
@@ -120,7 +120,7 @@ class RequestTimeout(GatewayError):
 
 
 class BodyTooLarge(GatewayError):
-    """413."""
+    """413: the body is longer than allowed."""
 
     status = 413
     code = "body_too_large"
@@ -128,7 +128,7 @@ class BodyTooLarge(GatewayError):
 
 
 class UnsupportedEncoding(GatewayError):
-    """415: a content coding or media type we do not take."""
+    """415: a content coding or media type that is not supported."""
 
     status = 415
     code = "unsupported_encoding"
@@ -136,7 +136,7 @@ class UnsupportedEncoding(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """429: per key or global; ``code`` is fixed, the message tells what ran out."""
+    """429: a limit of the key or of all is reached; the message says which."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -170,7 +170,7 @@ class Overloaded(GatewayError):
 
 
 class NoBackend(GatewayError):
-    """503: the model is known and nobody who serves it is alive."""
+    """503: the model is known, but no backend that serves it is alive."""
 
     status = 503
     code = "no_backend"
@@ -178,7 +178,7 @@ class NoBackend(GatewayError):
 
 
 class ModelLoading(GatewayError):
-    """503: the model is being loaded and the budget for holding is spent."""
+    """503: the model is being loaded, and the request could not be held any longer."""
 
     status = 503
     code = "model_loading"
@@ -186,17 +186,17 @@ class ModelLoading(GatewayError):
 
 
 class LoadUndone(ModelLoading):
-    """503: the model's load came to nothing for no fault of the model: somebody undid it, or was there
-    first. It may be tried again."""
+    """503: a load failed, but not because of the model: somebody undid it, or took the room first.
+    It may be tried again."""
 
 
 class ForeignServer(ModelLoading):
-    """The server answers, and what answers is none that this loader knows. Nothing is loaded there
-    by name: whatever it serves, it serves."""
+    """The server is not of the kind that the loader knows. No models are loaded there by name: it
+    serves what it serves."""
 
 
 class UpstreamTimeout(GatewayError):
-    """504."""
+    """504: the backend did not answer in time."""
 
     status = 504
     code = "upstream_timeout"
@@ -205,17 +205,17 @@ class UpstreamTimeout(GatewayError):
 
 
 PLUGIN_FAULTS = (Exception, SystemExit)
-"""What a plugin may raise that must not end the gateway: ``sys.exit`` in some library included."""
+"""What a plugin may raise without ending the gateway; a library that it uses may call ``sys.exit``."""
 
 
 WHERE_CHARACTERS, WHAT_CHARACTERS = 200, 1000
-"""So much of a fault is told; either may quote a file."""
+"""Longer texts of a fault are cut, as either may quote a file."""
 
 
 class ConfigFault(Exception):
-    """One thing wrong in a configuration, as one line that is fit for logs and terminals.
+    """One fault of a configuration, as one line that is safe for logs and terminals.
 
-    :param where: the key's path, such as ``backends[1].url``; ``""`` for the whole.
+    :param where: the path of the key, such as ``backends[1].url``; ``""`` for the whole file.
     """
 
     def __init__(self, where: str, what: str) -> None:
@@ -236,4 +236,4 @@ class ConfigError(Exception):
 
 
 class PluginError(Exception):
-    """A plugin is missing, broken, there twice, or of another contract version; one clear line."""
+    """A plugin is missing, broken, there twice, or of another contract version; the message is one line."""

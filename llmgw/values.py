@@ -1,13 +1,12 @@
-"""Values that cross the borders between rooms.
+"""Values that are passed between the packages of llmgw, and to plugins.
 
-They are ``msgspec.Struct``: as readable as dataclasses, and made five times
-faster, which counts where one is made per request. Frozen ones never change
-after they were made; :class:`Profile` is live and is written by
-``core.profile`` alone. :class:`Secret` is a plain class, as no struct can keep
-its field from being encoded.
+They are ``msgspec.Struct``: as readable as dataclasses, and created five times faster, which
+matters for those made per request. Frozen ones never change; :class:`Profile` is live and is
+written by ``core.profile`` alone. :class:`Secret` is a plain class, as a struct could not
+keep its field from being encoded.
 
-Units stand in the names: ``_s`` seconds, ``_at_s`` or ``now_s`` monotonic
-seconds (never wall time), ``_tokens`` tokens, rates are tokens per second.
+Units are in the names: ``_s`` seconds, ``at_s`` and ``now_s`` monotonic seconds (never wall
+time), ``_tokens`` tokens; rates are tokens per second.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from msgspec import Struct, field
 
 
 class Secret:
-    """Text that must not be seen: it shows itself as ``***`` wherever it is printed.
+    """Text that must not be seen: printed, it is ``***``.
 
-    ``reveal()`` is the only way in, so that ``grep reveal`` finds every place
-    where a secret is used. Structs may hold one: ``msgspec.structs.replace``
-    hands the same object on; copying, pickling and encoding raise ``TypeError``.
+    ``reveal()`` is the only access, so ``grep reveal`` finds every place where a secret is
+    used. Structs may hold one: ``msgspec.structs.replace`` keeps the same object; copying,
+    pickling and encoding raise ``TypeError``.
     """
 
     __slots__ = ("_text",)
@@ -33,7 +32,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself; for where it belongs and nowhere else."""
+        """The text itself, for its purpose only."""
         return self._text
 
     def __repr__(self) -> str:
@@ -48,7 +47,7 @@ class Secret:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Secret):
             return NotImplemented
-        # Bytes, as compare_digest takes no text beyond ASCII; lone surrogates are no reason to fail.
+        # Bytes, as compare_digest accepts only ASCII text; lone surrogates must not make it fail.
         mine, theirs = (each._text.encode("utf-8", "surrogatepass") for each in (self, other))
         return hmac.compare_digest(mine, theirs)
 
@@ -60,14 +59,14 @@ class Secret:
 
 
 class Request(Struct, frozen=True):
-    """What a router may know about one request.
+    """What a router knows about a request.
 
-    :param id: the request id, unique per attempt chain, as logged.
-    :param model: the name the backends know it by (aliases are resolved).
-    :param prompt_tokens: an estimate before the answer, never exact.
-    :param max_tokens: the caller's limit on output, ``None`` if it set none.
-    :param prefix: hashes of the prompt's blocks, first block first.
-    :param session: a caller-given conversation id.
+    :param id: the request id, as logged; the same for all attempts of a request.
+    :param model: the name by which backends know the model (aliases are resolved).
+    :param prompt_tokens: an estimate, never exact.
+    :param max_tokens: the caller's limit on output; ``None`` if it set none.
+    :param prefix: hashes of the prompt's blocks, first block first; may be empty.
+    :param session: a conversation id, if the caller sent one.
     :param key: id of the caller's key, never the key.
     :param streaming: the caller asked for server-sent events.
     """
@@ -83,22 +82,22 @@ class Request(Struct, frozen=True):
 
 
 class Profile(Struct):
-    """One backend's live picture. Routers read it and never write it.
+    """The live figures of one backend. Routers read them, and never write them.
 
     ``None`` means "not known", never zero.
 
     :param in_flight: requests of this gateway that hold a lease now.
-    :param ttft_s: mean time to first token over the window (the last 50).
-    :param ttft_samples: how many samples stand behind ``ttft_s``.
+    :param ttft_s: mean time to first token of the last 50 requests.
+    :param ttft_samples: the number of samples behind ``ttft_s``.
     :param token_rate: output tokens per second of one stream.
     :param prefill_rate: prompt tokens per second while reading a prompt.
     :param failure_streak: failures since the last success.
-    :param busy_slots: slots at work by the backend's own word.
-    :param deferred: requests queued inside the backend by its own word.
-    :param kv_use: share of KV cache in use, 0 to 1.
-    :param gpu_use: share of GPU in use, 0 to 1.
-    :param peers_in_flight: requests that other gateways have there.
-    :param available: may be chosen now (breaker, health, drain).
+    :param busy_slots: slots in use, as reported by the backend.
+    :param deferred: requests queued in the backend, as reported by it.
+    :param kv_use: share of the KV cache in use, 0 to 1.
+    :param gpu_use: share of the GPU in use, 0 to 1.
+    :param peers_in_flight: requests of other gateways in flight there.
+    :param available: may be chosen now (by breaker, health and drain).
     :param warmth: 0 to 1; below 1 while in slow start.
     :param updated_s: monotonic time of the last change.
     """
@@ -123,10 +122,11 @@ class Backend(Struct, frozen=True):
     """One backend as routers see it.
 
     :param weight: static compute weight, the article's K.
-    :param slots: parallel sequences it really has, if it told.
-    :param max_connections: cap on this gateway's requests in flight there.
+    :param slots: its number of parallel sequences, if it has reported it.
+    :param max_connections: the cap on requests of this gateway in flight there.
     :param context_length: tokens of context per slot, if known.
-    :param profile: the live picture; the same object for the backend's life.
+    :param labels: the operator's, by name.
+    :param profile: the live figures; the same object as long as the backend exists.
     """
 
     id: str
@@ -139,10 +139,11 @@ class Backend(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """A router's answer with its reasons.
+    """A router's choice with its reasons.
 
-    :param slot: the server's slot to ask for (``id_slot``), if any.
-    :param score: the figure the router compared, higher or lower is its own affair.
+    :param backend: one of the candidates.
+    :param slot: the slot of the server to ask for (``id_slot``), if any.
+    :param score: the figure that the router compared; whether higher is better is up to it.
     :param why: one short phrase for the access log and ``explain``.
     """
 
@@ -153,7 +154,7 @@ class Choice(Struct, frozen=True):
 
 
 class Started(Struct, frozen=True):
-    """An attempt was sent to a backend."""
+    """An attempt at a backend has begun."""
 
     request_id: str
     backend_id: str
@@ -161,7 +162,7 @@ class Started(Struct, frozen=True):
 
 
 class FirstToken(Struct, frozen=True):
-    """The first content-bearing event of an attempt arrived at the socket."""
+    """The first event with content arrived at our socket, ``ttft_s`` after the start of the attempt."""
 
     request_id: str
     backend_id: str
@@ -170,15 +171,15 @@ class FirstToken(Struct, frozen=True):
 
 
 class Finished(Struct, frozen=True):
-    """An attempt is over, one way or the other; exactly one per ``Started``.
+    """An attempt is over, however it ended; exactly one per ``Started``.
 
-    :param ok: the backend did its part. A client that left is ``ok=True``
-        with ``reason="client_gone"``: no verdict about the backend.
+    :param ok: the backend has not failed. If the client left, it is true with the reason
+        ``client_gone``, which says nothing about the backend.
     :param reason: ``done``, ``client_gone``, ``connect``, ``timeout``, ``reset``,
         ``cut``, ``status_500`` and so on, ``framing``, ``busy``, ``loading``.
-    :param prompt_tokens: by the backend's word, cached ones included.
-    :param cached_tokens: of these, read from the backend's prompt cache.
-    :param prompt_s: time the backend spent reading the uncached part.
+    :param prompt_tokens: as reported by the backend, cached ones included.
+    :param cached_tokens: of these, those read from the backend's prompt cache.
+    :param prompt_s: seconds that the backend spent on the uncached part of the prompt.
     """
 
     request_id: str
@@ -194,18 +195,18 @@ class Finished(Struct, frozen=True):
 
 
 class HealthReport(Struct, frozen=True):
-    """What a health source saw at one look; ``None`` means "did not tell".
+    """The result of one health check; ``None`` means "not reported".
 
-    :param alive: it answered, if only to say that it is busy or loading.
-    :param loading: it answers, and says that its model is not ready yet.
-    :param refused: nobody listens there (connection refused, no route, bad TLS);
-        the one kind of death that needs no second opinion.
-    :param models: names it serves now.
-    :param slots: parallel sequences.
-    :param busy_slots: of these, at work.
-    :param deferred: requests queued inside it.
+    :param alive: it answered, even if only that it is busy or loading.
+    :param loading: it answered that its model is not ready yet.
+    :param refused: nobody listens there (connection refused, no route, bad TLS); the only
+        failure that needs no confirmation by requests.
+    :param models: names of the models that it serves now.
+    :param slots: its number of parallel sequences.
+    :param busy_slots: of these, those in use.
+    :param deferred: requests queued in it.
     :param context_length: tokens per slot.
-    :param kind: ``"llama-server"`` or ``"ollama"`` when it is certain to be one, else ``None``.
+    :param kind: ``"llama-server"`` or ``"ollama"`` if it certainly is one, else ``None``.
     :param detail: one short phrase for people.
     :param role: ``"router"`` for a llama-server that loads models by name (router mode).
     """
@@ -226,7 +227,7 @@ class HealthReport(Struct, frozen=True):
 
 
 class HealthChanged(Struct, frozen=True):
-    """A health source reported."""
+    """A health source has reported."""
 
     backend_id: str
     at_s: float
@@ -237,7 +238,7 @@ Event = Started | FirstToken | Finished | HealthChanged
 
 
 class Usage(Struct, frozen=True):
-    """Tokens that one request really used."""
+    """Tokens that a request has used."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -245,19 +246,19 @@ class Usage(Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Tokens that limits count."""
+        """The tokens that count against limits."""
         return self.prompt_tokens + self.output_tokens
 
 
 class Policy(Struct, frozen=True):
     """One limit. A ``None`` dimension is not limited.
 
-    :param name: unique among the configured policies; logged and told.
+    :param name: unique among the configured policies; it is logged, and named in refusals.
     :param scope: ``"key"`` (each key by itself) or ``"global"`` (all together).
-    :param burst_s: how many seconds of rate the bucket holds.
-    :param enforce: ``False`` only counts what it would have refused.
-    :param on_redis_loss: ``"local"``, ``"open"`` or ``"closed"`` while the store of a
-        limiter that shares its counts is away; ``None``: as the limiter's own option says.
+    :param burst_s: the size of the bucket, in seconds of its rate.
+    :param enforce: if ``False``, what it would refuse is only counted.
+    :param on_redis_loss: ``"local"``, ``"open"`` or ``"closed"`` while the shared store of the
+        limiter is away; ``None``: by the limiter's own option.
     """
 
     name: str
@@ -271,14 +272,17 @@ class Policy(Struct, frozen=True):
 
 
 class Cost(Struct, frozen=True):
-    """What a request asks of the limiter before it runs."""
+    """What a request is charged before it runs."""
 
     requests: int = 1
     tokens: int = 0
 
 
 class LimitState(Struct, frozen=True):
-    """One dimension's state for the ``x-ratelimit-*`` headers."""
+    """The state of a request or token limit, for the ``x-ratelimit-*`` headers.
+
+    :param reset_s: seconds until all of ``limit`` is available again.
+    """
 
     limit: int
     remaining: int
@@ -288,11 +292,11 @@ class LimitState(Struct, frozen=True):
 class Decision(Struct, frozen=True):
     """A limiter's answer.
 
-    :param allowed: all policies let it pass, or none was charged.
-    :param reservation: opaque; given back to ``settle`` exactly once. ``None`` when refused.
-    :param retry_after_s: seconds until it could pass, when refused.
-    :param policy: name of the policy that refused.
-    :param unit: ``"requests"``, ``"tokens"`` or ``"concurrent"``, what ran out.
+    :param allowed: all policies have been charged; if false, none has.
+    :param reservation: opaque; passed to ``settle`` exactly once. ``None`` if refused.
+    :param retry_after_s: if refused, seconds until it could pass.
+    :param policy: the name of the policy that refused.
+    :param unit: what ran out: ``"requests"``, ``"tokens"`` or ``"concurrent"``.
     :param requests: the tightest request limit, for the headers.
     :param tokens: the tightest token limit, for the headers.
     """
@@ -307,16 +311,18 @@ class Decision(Struct, frozen=True):
 
 
 class Caps(Struct, frozen=True):
-    """What requests of one key, or for one model, may ask. ``None``: nothing beyond ``[limits]``.
+    """What requests of one key, or for one model, may ask for. ``None``: no cap beyond ``[limits]``.
 
-    :param max_prompt_tokens: by estimate, before the backend has counted.
-    :param max_tokens: of output; requests that want more are cut down to it, the others refused.
+    Requests beyond ``max_tokens`` are cut down to it, those beyond other caps are refused.
+
+    :param max_prompt_tokens: by estimate, before a backend has counted.
+    :param max_tokens: tokens of output.
     :param max_n: choices.
     :param max_stop: stop sequences.
     :param max_tools: tools and functions.
     :param max_logprobs: alternatives for each token; 0 allows no logprobs at all.
     :param grammar: ``False``: no grammar, regular expression or JSON schema.
-    :param max_response_bytes: of an answer's body; a longer one is refused or broken off.
+    :param max_response_bytes: bytes of an answer's body; a longer answer is refused or cut off.
     """
 
     max_prompt_tokens: int | None = None
@@ -330,7 +336,7 @@ class Caps(Struct, frozen=True):
 
     @classmethod
     def tightest(cls, caps: Iterable[Caps]) -> Caps | None:
-        """One that keeps all of them; ``None`` when nothing is capped."""
+        """The tightest cap of each kind; ``None`` if nothing is capped."""
         least: dict[str, Any] = {}
         for each in caps:
             for name in cls.__struct_fields__:
@@ -341,16 +347,16 @@ class Caps(Struct, frozen=True):
 
 
 class Submission(Struct, frozen=True):
-    """What a request filter sees of a request: all that was sent, and what was understood of it.
+    """A request as filters see it: its body, and what was read from it.
 
     :param id: the request id, as logged.
-    :param route: the path's template, such as ``/v1/chat/completions``.
-    :param model: the name the caller used.
-    :param target: the name that backends know it by.
-    :param body: as it came; JSON of one object unless ``content_type`` says otherwise.
+    :param route: the path, such as ``/v1/chat/completions``.
+    :param model: the name that the caller used.
+    :param target: the name by which backends know the model.
+    :param body: as it came: one JSON object, unless ``content_type`` says otherwise.
     :param content_type: ``application/json``, or ``multipart/form-data; boundary=…``.
     :param prompt_tokens: an estimate.
-    :param max_tokens: the limit on output that will hold, ``None`` for none.
+    :param max_tokens: the limit on output that applies; ``None`` for none.
     """
 
     id: str
@@ -368,15 +374,15 @@ class Caller(Struct, frozen=True):
     """Who is calling, and what they may do.
 
     :param id: id of the key, safe to log; ``"anonymous"`` without keys.
-    :param models: names (after aliases) and alias names it may use; ``None`` = all.
-    :param policies: the key's own limits, beside the configured ones.
+    :param models: models and aliases that it may use; ``None``: all.
+    :param policies: the key's own limits, besides the configured ones.
     :param show_backend: answers carry ``x-llmgw-backend``.
     :param show_decision: answers carry ``x-llmgw-decision``.
     :param interim: may be sent 102 Processing while it waits.
-    :param loaded_only: never cause a model load.
-    :param criticality: ``"sheddable"``, ``"standard"`` or ``"critical"``: who is
-        refused first, and who last, when the gateway is overloaded.
-    :param caps: what it may ask for.
+    :param loaded_only: its requests never cause a model to be loaded.
+    :param criticality: ``"sheddable"`` is refused first when the gateway is overloaded, then
+        ``"standard"``; ``"critical"`` is not.
+    :param caps: what it may ask for; ``None``: no caps.
     """
 
     id: str
