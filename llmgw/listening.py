@@ -12,7 +12,7 @@ ends the queue for every process that holds it, and the file of a UNIX socket wo
 be removed while others serve it. Both are avoided here.
 
 :source: ``twisted.internet.tcp.Port`` and ``unix.Port`` of Twisted 26, whose private
-    fields ``_shouldShutdown`` and ``_bindPath`` are set here and nowhere else. Reactors
+    fields ``_shouldShutdown``, ``_bindPath`` and ``_logger`` are set here and nowhere else. Reactors
     make such ports in ``adoptStreamPort``.
 """
 
@@ -21,13 +21,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from twisted.internet import tcp, unix
 from twisted.internet.fdesc import setNonBlocking
+from twisted.logger import ILogObserver, LogEvent, Logger, globalLogPublisher
 from twisted.protocols.tls import TLSMemoryBIOFactory
-from zope.interface import directlyProvides, providedBy
+from zope.interface import directlyProvides, implementer, providedBy
+
+from llmgw.seldom import Seldom
 
 SYSTEM_BACKLOG = 4096
 """For sockets that systemd opened; the kernel takes ``somaxconn`` where that is less."""
@@ -36,9 +40,35 @@ SYSTEM_BACKLOG = 4096
 ACCEPTS_AT_A_TIME = 8
 
 
+@implementer(ILogObserver)
+class _Accepting:
+    """Takes what Twisted says of accepting. When there is no descriptor left that is three lines for each
+    connection, and where many come, the log would fill the disk."""
+
+    _log = Logger()
+
+    def __init__(self) -> None:
+        self._seldom = Seldom(time.monotonic)
+
+    def __call__(self, event: LogEvent) -> None:
+        text = str(event.get("log_format", ""))
+        if "EMFILE" not in text:
+            globalLogPublisher(event)
+        elif text.startswith("EMFILE recovery"):
+            more = self._seldom.words("closed")
+            if more is not None:
+                self._log.error(
+                    "no descriptor is left (EMFILE): connections are closed as they come{more}", more=more
+                )
+
+
+_TOLD = Logger("llmgw.listening", observer=_Accepting())
+
+
 class _OneByOne:
     """A port takes as many connections at a time as it took the last time, and more."""
 
+    _logger = _TOLD
     numberAccepts = property(lambda self: 1, lambda self, value: None)
 
 
@@ -48,6 +78,7 @@ class _FewAtATime:
     Setting up TLS for one takes some 0.2 ms; Twisted takes 20 more with each turn of a burst.
     """
 
+    _logger = _TOLD
     _accepts = ACCEPTS_AT_A_TIME
 
     @property

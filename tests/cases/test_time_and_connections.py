@@ -358,6 +358,30 @@ def test_s_fd_1_descriptors_run_out(tmp_path: Path) -> None:
     assert "Unhandled" not in gateway.log
 
 
+def test_connections_that_no_descriptor_is_left_for_are_told_once(tmp_path: Path) -> None:
+    backend = Scripted()
+    gateway = Gateway(tmp_path, backend_table(backend, more=ONE))
+    try:
+        pid = gateway.process.pid
+        with gateway.client() as client:
+            client.send(b"GET /health HTTP/1.1\r\nHost: gw\r\n\r\n")
+            client.read_answer("GET")
+            used = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, 20_000))
+            for _ in range(50):
+                with socket.create_connection(("127.0.0.1", gateway.port)) as refused:
+                    refused.settimeout(5.0)
+                    with contextlib.suppress(ConnectionResetError):
+                        assert refused.recv(1) == b""
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (20_000, 20_000))
+        assert gateway.ask(ask_whole()).status == 200
+    finally:
+        gateway.stop()
+        backend.close()
+    assert gateway.log.count("EMFILE") == 1
+    assert "no descriptor is left (EMFILE): connections are closed as they come" in gateway.log
+
+
 def test_s_fd_1_no_descriptor_for_a_backend_is_our_fault_and_not_its(tmp_path: Path) -> None:
     """EMFILE on connect: 502 that says ``local``, the backend stays in, and it recovers. A gateway of
     its own: one that has had many connections has free numbers below the limit."""
