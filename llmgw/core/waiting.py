@@ -1,12 +1,12 @@
-"""Who waits for a slot, in which order, and who goes next.
+"""The queues of requests that wait for a slot, and which of them goes next.
 
-A line is kept per model, oldest first. Binding is late: nobody who waits belongs
-to a backend. When one may have room, an :class:`Offer` finds who goes next (the
-router's order, or else the oldest that fits) and where (the router's choice among
-all that are free, since more may be free by then).
+There is a queue ("line") per model, oldest first. Binding is late: no waiting request belongs
+to a backend. When a backend may have room, an :class:`Offer` finds the request that goes next
+(by the router's order, or else the oldest that fits) and where it goes (the router's choice
+among all backends that are free by then).
 
-A router that chooses nobody for one who waits has declined for it: then the next
-one is asked, a few times.
+If the router chooses no backend for a request, it has declined it; then the next request is
+tried, a few times.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from llmgw.values import Backend, Choice, Request
 
 MOST_DECLINES = 8
-"""After so many who would rather wait on, nobody else is asked in the same offer."""
+"""After the router has declined so many requests, the offer ends."""
 
 MOST_ORDERED = 64
-"""So many of those who fit, the oldest, are shown to a router that orders them."""
+"""A router that orders requests is shown so many of those that fit, the oldest."""
 
 Choose = Callable[["Request", Sequence["Backend"], float], "Choice | None"]
 Order = Callable[[Sequence["Request"], "Backend", float], int]
@@ -37,8 +37,8 @@ class Waiter:
     """One request that waits.
 
     :param exclude: ids of backends that it cannot use.
-    :param since_s: monotonic time of its coming.
-    :ivar number: grows with each that comes.
+    :param since_s: monotonic time since which it waits.
+    :ivar number: its position in the order of arrival over all models.
     """
 
     __slots__ = ("exclude", "number", "request", "since_s")
@@ -54,7 +54,7 @@ W = TypeVar("W", bound=Waiter)
 
 
 class Lines(Generic[W]):
-    """All who wait."""
+    """The queues of all models."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[W, None]] = {}
@@ -66,22 +66,22 @@ class Lines(Generic[W]):
 
     @property
     def models(self) -> list[str]:
-        """Models that somebody waits for."""
+        """The models for which requests wait."""
         return list(self._lines)
 
     def count(self, model: str) -> int:
-        """How many wait for ``model``."""
+        """The number of requests that wait for ``model``."""
         line = self._lines.get(model)
         return 0 if line is None else len(line)
 
     def enter(self, waiter: W) -> None:
-        """Come last."""
+        """Add a request at the end of its queue."""
         waiter.number = next(self._numbers)
         self._lines.setdefault(waiter.request.model, {})[waiter] = None
         self._total += 1
 
     def leave(self, waiter: W) -> bool:
-        """:return: whether it was still there."""
+        """Remove a request. :return: whether it was there."""
         model = waiter.request.model
         line = self._lines.get(model)
         if line is None or waiter not in line:
@@ -93,13 +93,13 @@ class Lines(Generic[W]):
         return True
 
     def oldest(self, models: Iterable[str]) -> Iterator[W]:
-        """Those who wait for one of ``models``, oldest first."""
+        """The requests that wait for one of ``models``, oldest first."""
         lines = [self._lines[model] for model in models if model in self._lines]
         return iter(lines[0]) if len(lines) == 1 else heapq.merge(*lines, key=lambda waiter: waiter.number)
 
 
 class Offer(Generic[W]):
-    """What one backend may have free, offered to those who wait.
+    """The free slots of one backend, offered to waiting requests.
 
     :param choose: as a router's; ``None`` declines.
     :param order: as a router's; ``None`` is first come, first served.
@@ -114,13 +114,12 @@ class Offer(Generic[W]):
         self._choose = choose
         self._order = order
         self._declined: set[W] = set()
-        self._shut: set[str] = set()  # models that nobody may be asked for now
+        self._shut: set[str] = set()  # models without a candidate now
 
     def next(self, now_s: float) -> tuple[W, Choice] | None:
-        """Who goes, and where to; ``None`` when there is no room, or nobody for it.
+        """The request that goes next, and where to; ``None`` if there is no room, or no request for it.
 
-        The caller takes the waiter out of its line, and the lease, before it
-        asks again.
+        The caller removes the request from its queue and takes the lease before it asks again.
         """
         fleet = self._fleet
         member = fleet.members.get(self._backend_id)
@@ -147,7 +146,7 @@ class Offer(Generic[W]):
         return None
 
     def _fit(self, member: Member) -> list[W]:
-        """Those this backend would do for, oldest first: one, or enough to be ordered."""
+        """The requests that fit this backend, oldest first: one, or as many as the router orders."""
         fleet, lines, declined = self._fleet, self._lines, self._declined
         most = 1 if self._order is None else MOST_ORDERED
         models = [

@@ -1,15 +1,14 @@
 """Requests that are held while their model is loaded (``[hold]``).
 
-Who is held stands in the line of his model (:mod:`llmgw.gateway.waiting`) and is
-given a slot in his turn: the end of a load is no stampede. How many are held, for
-how long, and how many bytes of body they keep in memory is bounded; past that, and
-past the time, a client is told when to come back. A client that leaves is
-forgotten; the load goes on.
+A held request waits in the queue of its model (:mod:`llmgw.gateway.waiting`) and is given
+a slot in its turn, so the end of a load does not cause a stampede. The number of held
+requests, their time, and the bytes of their bodies are bounded; beyond these bounds a client
+is told when to come back. If a client leaves, its request is forgotten; the load goes on.
 
-A client hears nothing meanwhile unless it asked to, by ``x-llmgw-interim`` or by
-its key: ``102`` sends it 102 Processing (RFC 2518 section 10.1), five times at
-most; ``sse`` begins a stream that it has asked for at the first sign of life, and
-whatever goes wrong then comes as an event.
+Meanwhile the client is sent nothing, unless it has asked for signs of life by
+``x-llmgw-interim`` or by its key: ``102`` stands for 102 Processing (RFC 2518 section 10.1),
+at most five times; ``sse`` begins the stream that the client has asked for with the first
+sign of life, and whatever goes wrong then comes as an event.
 """
 
 from __future__ import annotations
@@ -32,12 +31,14 @@ if TYPE_CHECKING:
     from llmgw.values import Choice, Request
 
 NOT_LOADED_S = 30.0
-"""When to come back for a model that one may not have loaded."""
+"""Seconds after which to come back for a model that the request may not cause to be loaded."""
 
 
 class Holding:
-    """
-    :ivar loads: has models loaded; ``None``: nobody does, but some may be loading.
+    """All held requests.
+
+    :ivar loads: loads models; ``None`` if this gateway does not, though backends may be loading.
+    :ivar outcomes: number of held requests by what became of them.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -49,34 +50,34 @@ class Holding:
         self._numbers = 0
 
     def __len__(self) -> int:
-        """How many are held."""
+        """The number of held requests."""
         return self._total
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of their bodies."""
+        """The bytes of their bodies."""
         return self._bytes
 
     def models(self) -> list[str]:
-        """Models that somebody is held for."""
+        """The models for which requests are held."""
         return list(self._since_s)
 
     def count(self, model: str) -> int:
-        """How many are held for ``model``."""
+        """The number of requests held for ``model``."""
         return len(self._since_s.get(model, ()))
 
     def oldest_s(self, model: str) -> float:
-        """Since when somebody is held for ``model``; ``inf`` if nobody is."""
+        """Monotonic time since which a request is held for ``model``; ``inf`` if none is."""
         since_s = self._since_s.get(model)
         return next(iter(since_s.values())) if since_s else inf
 
     def fail(self, model: str, error: GatewayError) -> None:
-        """``model`` can not be had: tell all who are held for it."""
+        """``model`` cannot be loaded: fail all requests held for it."""
         self._gateway.waiting.fail(model, error)
 
     def refusal(self, request: Request, exclude: frozenset[str]) -> ModelLoading | None:
-        """What is to be said to one who has tried ``exclude``, if that is to wait: nobody can
-        be asked now, but somebody loads the model, or could."""
+        """The refusal of a request that has tried ``exclude``, if it may be held instead: no backend
+        can be asked now, but one is loading the model, or could. Else ``None``."""
         try:
             self._gateway.fleet.candidates(request, self._gateway.clock(), exclude=exclude)
         except ModelLoading as error:
@@ -93,19 +94,19 @@ class Holding:
         until_s: float,
         refusal: ModelLoading,
     ) -> Choice:
-        """Who is to be asked, once the model is there and it is this request's turn.
+        """Wait until the model is loaded and it is this request's turn; return the backend to ask.
 
-        The lease must be taken in the turn in which this returns. Cancelling
-        forgets the request.
+        The lease must be taken in the same turn of the reactor. Cancelling forgets the request.
 
+        :param exclude: ids of backends that it cannot use.
         :param until_s: monotonic time of the request's own deadline.
-        :param refusal: what it was told for now.
-        :raise GatewayError: it can not be had, or not in time.
+        :param refusal: the error by which it would be refused now.
+        :raise GatewayError: the model cannot be loaded, or not in time.
         """
         gateway, model = self._gateway, request.model
         settings, loads, now_s = gateway.config.hold, self.loads, gateway.clock()
         if loads is not None and loads.can_load(model):
-            self._have_it_loaded(exchange, loads, model)
+            self._request_load(exchange, loads, model)
             expected_s = loads.expected_s(model)
         else:
             expected_s = refusal.retry_after_s or 1.0
@@ -121,7 +122,7 @@ class Holding:
             or self._bytes + size > settings.body_bytes
         ):
             gateway.metrics.held(model, "refused", None)
-            raise self._later(model, expected_s)
+            raise self._come_back(model, expected_s)
         self._numbers += 1
         number = self._numbers
         self._since_s.setdefault(model, {})[number] = now_s
@@ -152,7 +153,7 @@ class Holding:
             exchange.account.waited_s += held_s
             gateway.metrics.held(model, outcome, held_s)
 
-    def _have_it_loaded(self, exchange: Exchange, loads: Loads, model: str) -> None:
+    def _request_load(self, exchange: Exchange, loads: Loads, model: str) -> None:
         caller = exchange.answering.caller
         rule = self._gateway.aliases.get(exchange.account.model or "") or self._gateway.aliases.get(model)
         if (caller is not None and caller.loaded_only) or (rule is not None and rule.loaded_only):
@@ -169,9 +170,11 @@ class Holding:
     def _time_over(self, model: str) -> GatewayError:
         loads = self.loads
         expected_s = loads.expected_s(model) if loads is not None and loads.can_load(model) else 1.0
-        return self._later(model, expected_s, _TimeOver)
+        return self._come_back(model, expected_s, _TimeOver)
 
-    def _later(self, model: str, expected_s: float, kind: type[ModelLoading] = ModelLoading) -> ModelLoading:
+    def _come_back(
+        self, model: str, expected_s: float, kind: type[ModelLoading] = ModelLoading
+    ) -> ModelLoading:
         if self.loads is not None:
             self.loads.keep(model)
         return kind(
@@ -181,14 +184,14 @@ class Holding:
 
 
 class _TimeOver(ModelLoading):
-    """Held for as long as may be."""
+    """Held for the longest time allowed."""
 
 
 class _Signals:
-    """Signs of life, until stopped.
+    """Sends signs of life to a client until stopped.
 
     :param send: sends one.
-    :param most: so many at most, ``None`` for any number.
+    :param most: the largest number; ``None`` for any number.
     """
 
     def __init__(self, gateway: Gateway, send: Callable[[], None], every_s: float, most: int | None) -> None:
@@ -211,7 +214,7 @@ class _Signals:
 
 
 def _signals_of(exchange: Exchange, wait_s: float) -> _Signals | None:
-    """What the client has asked for, if anything."""
+    """The signs of life that the client has asked for; ``None`` if it has not."""
     gateway, incoming, answering = exchange.gateway, exchange.incoming, exchange.answering
     wanted = interim_kinds(incoming.head.headers)
     every_s = signal_every_s(wait_s, gateway.config.hold.interim_s)

@@ -1,20 +1,20 @@
 """The bounded wait for a slot (``[admission] max_wait_s``).
 
-A request that finds every backend at its cap waits here, and nowhere else: it
-holds nothing of any backend, so a client that leaves is forgotten at once. Who
-goes next and where is found by :mod:`llmgw.core.waiting` when something changed
-at a backend, at the end of the reactor's turn, and four times a second for what
-time alone brings back (a pause that a backend asked for, an open breaker).
+A request that finds every backend at its cap waits here, and nowhere else: it holds nothing
+of any backend, so a client that leaves is forgotten at once. Which request goes next, and
+where to, is decided by :mod:`llmgw.core.waiting`: when something has changed at a backend, at
+the end of the reactor's turn, and four times a second for what only time brings back (the end
+of a pause that a backend asked for, or of an open breaker).
 
-While anybody waits for a model, those who come for it stand behind them in the
-line, so that nobody is overtaken by one who comes just as a slot comes free. Only
-who does not fit, or was declined by the router, is passed by.
+While requests wait for a model, new ones for it queue behind them, so that none is overtaken
+by one that comes just when a slot is freed. A request is only passed over if it does not fit,
+or if the router declines it.
 
-Where gateways share the caps (:mod:`llmgw.core.shares`), a request that finds our share
-of them used up, while the others leave room, waits for the answer to our asking:
-:data:`SHARE_WAIT_S` at most, whatever the operator allows.
+Where gateways share the caps (:mod:`llmgw.core.shares`), a request that finds our share used
+up while others have room waits for the answer to our demand, for at most
+:data:`SHARE_WAIT_S`, whatever the operator allows.
 
-Who waits stays while backends are down or loading, as they may be back in time;
+Requests go on waiting while backends are down or loading, as these may be back in time, but
 not when no backend of the model is left that takes requests.
 """
 
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 
 SHARE_WAIT_S = 0.25
-"""How long a request waits for more of a shared cap, where it may not wait else."""
+"""How long a request waits for a larger share of a cap where it may not wait otherwise."""
 
 
 class _Waiting(Waiter):
-    """:ivar choice: fires with who is to be asked, or fails.
+    """One request that waits.
 
-    :ivar refusal: for one that is held for its model: what it is told in the end.
+    :ivar choice: fires with the backend to ask, or fails.
+    :ivar refusal: for a request held for its model: makes the error it gets when its time is over.
     """
 
     __slots__ = ("choice", "refusal")
@@ -56,10 +57,10 @@ class _Waiting(Waiter):
 
 
 class WaitingRoom:
-    """Those who wait, for all models.
+    """All requests that wait.
 
-    :ivar deadline_s: for the sweep: always due, while somebody waits.
-    :ivar occupied: somebody waits.
+    :ivar deadline_s: for the sweep: always due while a request waits.
+    :ivar occupied: a request waits.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -72,27 +73,25 @@ class WaitingRoom:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting requests."""
         return len(self._lines)
 
     def has_line(self, model: str) -> bool:
-        """Whether somebody waits for ``model``; then all who come go through :meth:`place`."""
+        """Whether requests wait for ``model``; then all new ones go through :meth:`place`."""
         return self._lines.count(model) > 0
 
     def has_room(self, model: str) -> bool:
-        """Whether one more may wait for ``model``."""
+        """Whether one more request may wait for ``model``."""
         return self._lines.count(model) < self._most(model)
 
     async def place(self, request: Request, exclude: frozenset[str], until_s: float) -> Choice:
-        """Who is to be asked, when there is room; with a line, at once or in its turn.
+        """Wait for a slot, unless there is one for this request at once; return the backend to ask.
 
-        The lease must be taken in the turn in which this returns. Cancelling
-        forgets the request.
+        The lease must be taken in the same turn of the reactor. Cancelling forgets the request.
 
         :param exclude: ids of backends that it cannot use.
         :param until_s: monotonic time of the request's own deadline.
-        :raise GatewayError: the line is full, or the time is over: what the fleet
-            has to say then, which as a rule is that it is overloaded.
+        :raise GatewayError: the queue is full, or the time is over; usually ``Overloaded``.
         """
         gateway = self._gateway
         now_s = gateway.clock()
@@ -120,11 +119,11 @@ class WaitingRoom:
     async def hold(
         self, request: Request, exclude: frozenset[str], wait_s: float, refusal: Callable[[], GatewayError]
     ) -> Choice:
-        """As :meth:`place`, for a request whose model nobody has in memory: it stands in the
-        same line, and is given a slot in its turn once somebody has.
+        """As :meth:`place`, for a request whose model no backend has in memory: it waits in the
+        same queue, and is given a slot in its turn once a backend has loaded it.
 
-        :param refusal: makes what is raised when ``wait_s`` is over.
-        :raise GatewayError: that, or what :meth:`fail` was given.
+        :param refusal: makes the error that is raised when ``wait_s`` is over.
+        :raise GatewayError: that one, or the one passed to :meth:`fail`.
         """
         gateway = self._gateway
         if self._closed:
@@ -140,13 +139,13 @@ class WaitingRoom:
                 timer.cancel()
 
     def fail(self, model: str, error: GatewayError) -> None:
-        """Tell all who are held for ``model``: it will not come."""
+        """Fail all requests held for ``model``: it will not be loaded."""
         for waiting in list(self._lines.oldest([model])):
             if waiting.refusal is not None:
                 self._fail(waiting, error)
 
     def forget(self, waiting: _Waiting) -> None:
-        """It waits no more. Nobody watches the fleet for nobody."""
+        """The request no longer waits. With the last one, the fleet is no longer watched."""
         if self._lines.leave(waiting) and not self._lines:
             self.occupied = False
             self._gateway.fleet.freed = None
@@ -157,7 +156,7 @@ class WaitingRoom:
                 self._soon = None
 
     def close(self) -> None:
-        """The gateway stops: send away all who wait, and let nobody wait any more."""
+        """The gateway stops: fail all waiting requests, and let none wait any more."""
         self._closed = True
         for waiting in list(self._lines.oldest(self._lines.models)):
             after_s = retry_after(1.0, self._gateway.dice)
@@ -168,7 +167,7 @@ class WaitingRoom:
     def expired(self, now_s: float) -> None:
         """Look at everything again."""
         self._offer(list(self._gateway.fleet.members))
-        self._send_away_deserted()
+        self._fail_unserved()
 
     # --- our own ---
 
@@ -191,7 +190,7 @@ class WaitingRoom:
         self._lines.enter(waiting)
 
     def _freed(self, backend_id: str) -> None:
-        """From the fleet, amid whatever somebody else is doing: only make a note."""
+        """From the fleet, which is in the middle of something: only take a note."""
         self._changed.add(backend_id)
         if self._soon is None:
             self._soon = self._gateway.reactor.callLater(0, self._look_at_changed)
@@ -200,12 +199,12 @@ class WaitingRoom:
         self._soon = None
         changed, self._changed = self._changed, set()
         self._offer(changed)
-        self._send_away_deserted()
+        self._fail_unserved()
 
     def _offer(self, backend_ids: Collection[str], own: _Waiting | None = None) -> None:
-        """Let those who wait have what is free there.
+        """Give the free slots of these backends to waiting requests.
 
-        :param own: stop when it is this one's turn: its caller takes the lease first.
+        :param own: stop when it is this one's turn, since its caller takes the lease first.
         """
         gateway = self._gateway
         order = gateway.order if hasattr(gateway.router, "order") else None
@@ -216,19 +215,22 @@ class WaitingRoom:
                 self.forget(waiting)
                 waiting.choice.fire(choice)
                 if waiting is own:
-                    if self._lines:
-                        for each in backend_ids:
-                            self._freed(each)
+                    self._offer_again(backend_ids)
                     return
 
-    def _send_away_deserted(self) -> None:
-        """Those whose model nobody serves any more, or all its backends are drained."""
+    def _offer_again(self, backend_ids: Collection[str]) -> None:
+        if self._lines:
+            for each in backend_ids:
+                self._freed(each)
+
+    def _fail_unserved(self) -> None:
+        """Fail the requests whose model no backend serves any more, or only drained ones."""
         fleet = self._gateway.fleet
         for model in self._lines.models:
-            if not fleet.takers(model):
-                for waiting in list(self._lines.oldest([model])):
-                    if waiting.refusal is not None and fleet.cold(model):
-                        continue
+            if fleet.takers(model):
+                continue
+            for waiting in list(self._lines.oldest([model])):
+                if waiting.refusal is None or not fleet.cold(model):
                     self._fail(waiting, self._refusal(waiting))
 
     def _time_over(self, waiting: _Waiting) -> None:
@@ -239,7 +241,7 @@ class WaitingRoom:
         waiting.choice.fail(error)
 
     def _refusal(self, waiting: _Waiting) -> GatewayError:
-        """What one that comes now, and may not wait, would be told."""
+        """The error for a request that came now and could not wait."""
         if waiting.refusal is not None:
             return waiting.refusal()
         gateway, request = self._gateway, waiting.request
