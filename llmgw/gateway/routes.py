@@ -82,6 +82,7 @@ ROUTES: dict[str, Route] = {
         *_post("/v1/embeddings", "/embeddings", dialect="embedding", exempt=True),
         *_post("/embedding", dialect="embedding", exempt=True, needs_model=False),
         *_post("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", dialect="embedding", exempt=True),
+        *_post("/v2/rerank", upstream="/v1/rerank", dialect="embedding", exempt=True),
         *_post("/v1/responses", "/responses", upstream="/v1/responses", dialect="responses"),
         *_post("/v1/messages", "/v1/messages/count_tokens", dialect="messages", errors=ANTHROPIC),
         *_post("/v1/audio/transcriptions", dialect="other", body="multipart"),

@@ -200,6 +200,8 @@ def test_reranking_is_the_servers_own(
         assert ours.status_code == 200
         assert ours.json() == ask_directly("rank", path, body).json()
     assert len(ours.json()["results"]) == 1
+    # Cohere's clients of today ask there, and a llama-server has no such path.
+    assert http.post("/v2/rerank", json=body).json() == ours.json()
 
 
 def test_infill_is_answered_as_the_server_does(
