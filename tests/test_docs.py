@@ -12,6 +12,7 @@ import pytest
 from test_example_config import AnyFile
 
 from llmgw.config import parse_config
+from llmgw.gateway.routes import MODEL, ROUTES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -50,3 +51,11 @@ def test_a_configuration_that_is_shown_is_a_good_one(block: str) -> None:
     if "auth" not in table:
         block = 'auth = ["anonymous"]\n' + block
     parse_config(block, source="shown", base_dir="/etc/llmgw", files=AnyFile())
+
+
+def test_the_paths_that_are_told_are_those_that_are_served() -> None:
+    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    table = page.partition("## What is served")[2].partition("\n\nEverything else")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    told = [path for cell in cells for path in re.findall(r"`([^`]+)`", cell)]
+    assert sorted(told) == sorted([*ROUTES, MODEL.path])
