@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from llmgw.config import BackendConfig
+from llmgw.health.model_list import is_compressed
 
 WITHIN_S = 3.0
 SOON_S = 21 * 86_400
@@ -86,6 +87,15 @@ def ask_backend(where: str, backend: BackendConfig) -> tuple[Told, list[Finding]
                 f"{where}.url",
                 f"{backend.url} answers, but {status} to /health and {listed} to /v1/models",
                 "Is it a model server? The URL has no path but a prefix that stands before /v1",
+            )
+        )
+    if is_compressed(raw) or is_compressed(facts):
+        findings.append(
+            Finding(
+                f"{where}.url",
+                f"{backend.id} compresses its answers, though none is asked for: what it serves is not "
+                "known, and tokens are not counted",
+                "Switch that off in the proxy before it (nginx: gzip off), or name a URL behind the proxy",
             )
         )
     told.models = _model_names(raw) if listed == 200 else None

@@ -128,7 +128,12 @@ class Attempt:
             return Failed(error_of(UpstreamFault("response_limit"), self.request.model))
         ask = self.outgoing.ask
         meter = Meter(self.outgoing.route.dialect, prompts=ask.prompts, n=ask.n)
-        readable = assembled or not is_encoded(head)
+        encoded = is_encoded(head)
+        if encoded:
+            gateway.warn_of_answer(
+                self.choice.backend.id, "is compressed, though none was asked for: its tokens are not counted"
+            )
+        readable = assembled or not encoded
         meter.begin(head.status, head.get(b"content-type") if readable else None, gateway.clock())
         account.meter = meter
         if assembles and head.status == 200 and meter.kind == "sse":
@@ -255,7 +260,7 @@ class Attempt:
     def _error(self, fault: UpstreamFault) -> GatewayError:
         """The error for the client; what only the operator can mend is also logged."""
         if fault.reason == "framing":
-            self.gateway.warn_of_framing(self.choice.backend.id, fault.detail)
+            self.gateway.warn_of_answer(self.choice.backend.id, f"is malformed: {fault.detail}")
         elif fault.reason == "local":
             self.gateway.warn_of_lack(fault.detail)
         return error_of(fault, self.request.model)

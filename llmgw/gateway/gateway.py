@@ -177,7 +177,6 @@ class Gateway:
         self.limiter_degraded = 0
         self.limiter_faults = 0
         self._seldom = Seldom(self.clock)
-        self._warned_s: dict[tuple[str, str], float] = {}
         self._tasks: set[Task] = set()
         self._forget_task = self._tasks.discard
         self.waiting = WaitingRoom(self)
@@ -340,17 +339,15 @@ class Gateway:
             if answer is not None:
                 self.limiter_will("settle", answer)
 
-    def warn_of_framing(self, backend_id: str, detail: str) -> None:
-        """Log that a backend sent a malformed response; each kind once a minute at most.
+    def warn_of_answer(self, backend_id: str, what: str) -> None:
+        """A backend's answer is none as it should be; each kind is told once a minute at most.
 
-        :param detail: one of the response reader's messages, of which there are few.
+        :param what: one of few.
         """
-        now_s = self.clock()
-        kind = (backend_id, detail)
-        if now_s - self._warned_s.get(kind, float("-inf")) >= 60.0:
-            self._warned_s[kind] = now_s
+        more = self._seldom.words((backend_id, what))
+        if more is not None:
             self.log.warn(
-                "backend {backend}: malformed response: {detail}", backend=backend_id, detail=detail
+                "backend {backend}: an answer of it {what}{more}", backend=backend_id, what=what, more=more
             )
 
     def warn_of_lack(self, detail: str) -> None:

@@ -10,7 +10,7 @@ from zope.interface import implementer
 
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.health.looks import Looks, timing
-from llmgw.health.model_list import read_model_list
+from llmgw.health.model_list import UNREADABLE, is_compressed, read_model_list
 from llmgw.interfaces import CONTRACT, IHealthSource, IHealthSourceFactory
 from llmgw.values import HealthReport
 
@@ -50,6 +50,8 @@ class HttpHealth(Looks):
         except Exception:
             return HealthReport(alive=True, detail=f"no answer from {self._models_path}")
         listed = read_model_list(body) if status == 200 else None
+        if is_compressed(body):
+            return HealthReport(alive=True, detail=f"ok, but {UNREADABLE}")
         if listed is None:
             return HealthReport(alive=True, detail=f"{status} and no model list from {self._models_path}")
         return HealthReport(

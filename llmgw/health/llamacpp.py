@@ -29,7 +29,7 @@ from zope.interface import implementer
 
 from llmgw.errors import ConfigError, ConfigFault
 from llmgw.health.looks import Looks, timing
-from llmgw.health.model_list import positive, read_model_list
+from llmgw.health.model_list import UNREADABLE, is_compressed, positive, read_model_list
 from llmgw.interfaces import CONTRACT, IHealthSource, IHealthSourceFactory
 from llmgw.values import HealthReport
 
@@ -149,6 +149,8 @@ class LlamaCppHealth(Looks):
             names = None if listed is None else listed.names
             length = None if listed is None else listed.context_length
             known = replace(known, models=names, context_length=known.context_length or length)
+            if is_compressed(raw):
+                known = replace(known, detail=f"ok, but {UNREADABLE}")
         self._known = known
         if not self._silent:
             self._looks_to_facts = self._facts_every - 1

@@ -57,3 +57,14 @@ def read_model_list(body: bytes) -> ModelList | None:
 def positive(value: Any) -> int | None:
     """``value`` if it is a whole number above zero."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip and zstd begin (RFC 1952 section 2.3.1, RFC 8878 section 3.1.1)."""
+
+UNREADABLE = "it compresses answers, though none is asked for: nothing can be read from them"
+
+
+def is_compressed(body: bytes) -> bool:
+    """Some proxies compress whatever passes."""
+    return body.startswith(COMPRESSED)

@@ -128,6 +128,7 @@ def test_s_buf_2_a_compressed_stream_passes_too(here: Scene, model: str, stream:
     answer = here.ask(ask_whole(model=model, stream=stream))
     assert (answer.status, answer.get("content-encoding")) == (200, "gzip")
     assert (answer.body, answer.clean) == (CODED, True)
+    assert "is compressed, though none was asked for: its tokens are not counted" in here.gateway.log
 
 
 def test_s_buf_2_no_answer_can_be_put_together_from_a_compressed_stream(here: Scene) -> None:

@@ -1,5 +1,6 @@
 """``llmgw check``: the exit status and the words an operator gets."""
 
+import gzip
 import json
 import socket
 import ssl
@@ -446,3 +447,12 @@ def test_a_discovery_that_names_nobody_and_an_id_that_is_taken(tmp_path, server)
     path.write_text(path.read_text() + backend_table(server, "a", ""))
     what, _ = findings(path)["discovery[0]"]
     assert what == "a is not served: id: is already that of a backend from config"
+
+
+def test_a_backend_behind_a_proxy_that_compresses(tmp_path):
+    probes = {path: json_response(gzip.compress(json.dumps(body).encode())) for path, body in LLAMA.items()}
+    backend = Scripted(probes=probes)
+    what, cure = findings(write(tmp_path, backend_table(backend, "a", "")))["backends[0].url"]
+    backend.close()
+    assert what.startswith("a compresses its answers, though none is asked for")
+    assert "gzip off" in cure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from collections import Counter
 from typing import Any
@@ -102,6 +103,14 @@ def test_it_keeps_the_interfaces() -> None:
 
 def test_a_whole_server_is_told_in_full() -> None:
     assert first({}) == FULL
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lambda body: b"\x28\xb5\x2f\xfd" + body])
+def test_what_is_compressed_is_told(compress: Any) -> None:
+    squeezed = {path: (200, compress(HEALTHY[path][1])) for path in ("/props", "/v1/models")}  # type: ignore[index]
+    told = first(squeezed)
+    assert (told.models, told.slots) == (None, None)
+    assert told.detail.startswith("ok, but it compresses answers, though none is asked for")
 
 
 @pytest.mark.parametrize("status", [501, 404, 403, 400, 401])
