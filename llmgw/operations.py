@@ -67,7 +67,7 @@ class Operations:
             "overload": service.pressure.state(),
             "held_bytes": site.held_bytes,
             "refusals": dict(site.refusals),
-            "models": {name: list(ids) for name, ids in gateway.fleet.models(gateway.clock()).items()},
+            "models": {name: list(ids) for name, ids in gateway.fleet.models().items()},
             "aliases": {name: rule.target for name, rule in gateway.aliases.items()},
             "in_flight_by_key": dict(gateway.per_key),
             "store": self._store(),

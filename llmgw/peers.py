@@ -16,7 +16,7 @@ from msgspec import Struct
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 
-from llmgw.core.shares import Opinions, Shares, heed, opinions
+from llmgw.core.shares import Opinions, Shares, opinions, take_hints
 from llmgw.store.errors import StoreDown, StoreError
 from llmgw.store.store import Script
 
@@ -192,7 +192,7 @@ class Peers:
             elif now_s - self._unmet_s > WAITING_S:
                 self._unmet_s = None
                 self._shares.give_up()
-        wishes = self._shares.wishes()
+        demands = self._shares.demands()
         thoughts = opinions(self._fleet, now_s)
         try:
             answer = await self._store.run(
@@ -201,7 +201,7 @@ class Peers:
                 [
                     self._id,
                     int(self.config.stale_s * 1000),
-                    _write(wishes),
+                    _write(demands),
                     _write(thoughts) if thoughts else b"",
                 ],
                 within_s=max(self.config.refresh_s, self._store.config.op_s),
@@ -223,7 +223,7 @@ class Peers:
         self._shares.take(heard.granted, heard.busy, heard.others, heard.short)
         for text in heard.said if isinstance(heard.said, list) else ():
             try:
-                heed(self._fleet, [_read_opinions(text)], now_s)
+                take_hints(self._fleet, _read_opinions(text), now_s)
             except msgspec.DecodeError as error:
                 self.log.warn("opinions of another gateway are not understood: {error}", error=str(error))
 

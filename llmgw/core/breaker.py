@@ -9,21 +9,21 @@
     SLOW_START --30 s, warmth 10 % to 100 %-->                  CLOSED
     SLOW_START --as CLOSED-->                                   OPEN
 
-``k`` is the number of openings in the last ten minutes. What a breaker cannot
-know, the size of its pool and how many of it are out already, the caller says.
+``k`` is the number of openings in the last ten minutes. The caller passes what a breaker
+cannot know: the size of its pool, and how many of it are ejected already.
 
-Three rules that others learnt the hard way:
+Three rules that are easily missed:
 
-- A result counts only if its request started after the last opening. Hundreds
-  of requests that were under way when the breaker opened end in failure one
-  after another; they say nothing new.
-- A trial answers its question with its first token, since streams run for
-  minutes. Aborted without one, it frees its place and proves nothing. One that
-  stays silent for ``open_cap_s`` no longer keeps others out.
-- Active probes may stand for all trials but the last: a health endpoint can be
-  well while the real one fails.
+- A result counts only if its request was started after the last opening. Hundreds of
+  requests that were in flight when the breaker opened fail one after another, and say nothing
+  new.
+- A trial passes with its first token, since streams run for minutes. Aborted without one, it
+  makes room for another trial and proves nothing. One that stays silent for ``open_cap_s`` no
+  longer keeps others out.
+- Health checks may stand for all trials but the last: a health endpoint may work while the
+  real one fails.
 
-Time is monotonic and handed in; transitions by time happen when somebody looks.
+Time is monotonic and an argument; transitions by time happen when somebody asks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEPS = 10
 
 
 class State(enum.Enum):
-    """Where a breaker stands."""
+    """The states of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -49,16 +49,16 @@ class State(enum.Enum):
     SLOW_START = "slow_start"
 
 
-# A member of an enum is found through a descriptor, which costs more than all else
-# that a request does here (Python 3.11: 0.1 µs); a module's own name costs nothing.
+# Enum members are found through a descriptor, which costs more than everything else that a
+# request does here (Python 3.11: 0.1 µs); a global name of the module is cheap.
 CLOSED = State.CLOSED
 OPEN = State.OPEN
 HALF_OPEN = State.HALF_OPEN
 SLOW_START = State.SLOW_START
 
 
-class Turn(enum.Enum):
-    """What moves a breaker from one state to another."""
+class Trigger(enum.Enum):
+    """What causes a transition."""
 
     TRIP = "trip"
     COOL = "cool"
@@ -66,14 +66,14 @@ class Turn(enum.Enum):
     WARM = "warm"
 
 
-TRANSITIONS: Mapping[tuple[State, Turn], State] = {
-    (State.CLOSED, Turn.TRIP): State.OPEN,
-    (State.OPEN, Turn.TRIP): State.OPEN,  # the only one of its pool, refused once more
-    (State.OPEN, Turn.COOL): State.HALF_OPEN,
-    (State.HALF_OPEN, Turn.TRIP): State.OPEN,
-    (State.HALF_OPEN, Turn.PROVE): State.SLOW_START,
-    (State.SLOW_START, Turn.TRIP): State.OPEN,
-    (State.SLOW_START, Turn.WARM): State.CLOSED,
+TRANSITIONS: Mapping[tuple[State, Trigger], State] = {
+    (State.CLOSED, Trigger.TRIP): State.OPEN,
+    (State.OPEN, Trigger.TRIP): State.OPEN,  # the only one of its pool, refused again
+    (State.OPEN, Trigger.COOL): State.HALF_OPEN,
+    (State.HALF_OPEN, Trigger.TRIP): State.OPEN,
+    (State.HALF_OPEN, Trigger.PROVE): State.SLOW_START,
+    (State.SLOW_START, Trigger.TRIP): State.OPEN,
+    (State.SLOW_START, Trigger.WARM): State.CLOSED,
 }
 """Every legal transition; any other raises :class:`KeyError` and changes nothing."""
 
@@ -82,18 +82,18 @@ class BreakerRules(Struct, frozen=True):
     """Thresholds and times; the ``[breaker]`` table.
 
     :param consecutive: failures in a row that open.
-    :param ratio: share of failures that opens, given ``ratio_min`` results in ``window_s``.
-    :param open_s: length of the first opening; doubled by each one in ``decay_s``.
+    :param ratio: share of failures that opens, if there are ``ratio_min`` results in ``window_s``.
+    :param open_s: duration of the first opening; doubled by each further one within ``decay_s``.
     :param open_cap_s: the longest opening, before jitter.
-    :param jitter: openings vary by this share up or down.
+    :param jitter: openings vary by this share up and down.
     :param successes: trials that must pass while half-open.
     :param slow_start_s: time from ``slow_start_floor`` to full weight.
-    :param slow_start_floor: share of its weight that a backend begins with.
-    :param decay_s: how long an opening is held against the backend.
-    :param max_ejected: share of a pool that may be out at a time; one always may if there are two.
-    :param panic: with less than this share of a pool available, passive ejections are ignored.
-    :param lone_open_s: pause of a pool's only backend after it refused a connection.
-    :param fall: dead health reports in a row that take a backend out.
+    :param slow_start_floor: share of its weight with which a backend begins.
+    :param decay_s: for this long an opening counts against the backend.
+    :param max_ejected: share of a pool that may be ejected at a time; of two always one may.
+    :param panic: if less than this share of a pool is available, passive ejections are ignored.
+    :param lone_open_s: pause of a pool's only backend after it has refused a connection.
+    :param fall: failed health checks in a row that take a backend out.
     :param rise: good ones in a row that bring it back.
     :raise ValueError: a value makes no sense; the message names the field.
     """
@@ -130,14 +130,13 @@ class BreakerRules(Struct, frozen=True):
 
 
 class Tally:
-    """Counts events, and the marked ones among them, over the last ``window_s``.
+    """Counts events, and the marked ones among them, in a sliding window of ``window_s``.
 
-    The window moves in :data:`STEPS` steps, so it covers between nine tenths and
-    the whole of ``window_s``, at a cost that does not depend on the rate.
+    The window moves in :data:`STEPS` steps, so it covers nine tenths to all of ``window_s``, at
+    a cost that does not depend on the rate.
 
-    Within a step nothing needs to be looked at: whoever counts on a hot path
-    calls :meth:`roll` once ``now_s`` has reached ``ends_s`` and then adds to
-    ``total`` and ``marked`` directly, which is all that :meth:`add` does.
+    On a hot path the caller may do itself what :meth:`add` does: call :meth:`roll` if ``now_s``
+    has reached ``ends_s``, then add to ``total`` and ``marked`` directly.
 
     :ivar total: events in the window.
     :ivar marked: marked ones in the window.
@@ -152,21 +151,21 @@ class Tally:
         self.ends_s = -inf
         self._step = 0
         self._step_s = window_s / STEPS
-        # Steps that are over and still in the window: number, events, marked ones.
-        # What the present step has is the difference to their sums.
+        # Past steps that are still in the window: number, events, marked ones. The current
+        # step has the difference between the totals and their sums.
         self._steps: deque[tuple[int, int, int]] = deque()
         self._past_total = 0
         self._past_marked = 0
 
     def add(self, now_s: float, total: int, marked: int) -> None:
-        """Count ``total`` events of which ``marked`` are marked (or marks alone)."""
+        """Count ``total`` events, of which ``marked`` are marked; or only marks for earlier ones."""
         if now_s >= self.ends_s:
             self.roll(now_s)
         self.total += total
         self.marked += marked
 
     def roll(self, now_s: float) -> None:
-        """Forget what is too old."""
+        """Drop the steps that have left the window."""
         if now_s < self.ends_s:
             return
         steps = self._steps
@@ -195,12 +194,12 @@ def ramp(elapsed_s: float, over_s: float, floor: float) -> float:
 
 
 class Breaker:
-    """Says whether a backend may be tried for a model.
+    """Decides whether a backend may be tried for a model.
 
-    Every request begins with :meth:`started`, whose ticket comes back with
-    exactly one of :meth:`success`, :meth:`failure` and :meth:`neutral`.
+    Every request begins with :meth:`started`, whose ticket is passed to exactly one of
+    :meth:`success`, :meth:`failure` and :meth:`neutral` at its end.
 
-    :ivar state: the state as of the last look; :meth:`current` looks.
+    :ivar state: the state when it was last updated, which :meth:`current` does.
     :ivar refused: the last opening was caused by a refused connection.
     """
 
@@ -244,24 +243,24 @@ class Breaker:
     # --- questions ----------------------------------------------------------------
 
     def current(self, now_s: float) -> State:
-        """Where it stands now, with the transitions that time has brought."""
+        """The state now, after transitions by time."""
         state = self.state
         if state is CLOSED:
             return state
         if state is OPEN and now_s >= self._until_s:
-            self._turn(Turn.COOL, now_s)
+            self._transition(Trigger.COOL, now_s)
             self._trial = 0
             self._passed = 0
         elif state is SLOW_START and now_s >= self._since_s + self._rules.slow_start_s:
-            self._turn(Turn.WARM, now_s)
+            self._transition(Trigger.WARM, now_s)
         return self.state
 
     def allows(self, now_s: float, alone: bool = False) -> bool:
-        """May a request be sent now?
+        """Whether a request may be sent now.
 
-        :param alone: the backend is its pool's only one. Then only a refused
-            connection keeps requests off, for a second at a time: where there
-            is no alternative, a try can only win.
+        :param alone: the backend is the only one of its pool. Then only a refused connection
+            keeps requests away, for a second at a time: without an alternative, there is
+            nothing to lose.
         """
         state = self.current(now_s)
         if state is CLOSED or state is SLOW_START:
@@ -274,21 +273,21 @@ class Breaker:
         return alone and now_s >= self._since_s + patience_s
 
     def warmth(self, now_s: float) -> float:
-        """Share of its weight that the backend should get, 1 when it is not in slow start."""
+        """The share of its weight that the backend should get; 1 unless it is in slow start."""
         if self.current(now_s) is SLOW_START:
             return ramp(now_s - self._since_s, self._rules.slow_start_s, self._rules.slow_start_floor)
         return 1.0
 
     def opens_again_s(self, now_s: float) -> float:
-        """Seconds until the next trial, 0 if one may go now or nothing is closed off."""
+        """Seconds until the next trial; 0 if the breaker is not open."""
         return self._until_s - now_s if self.current(now_s) is OPEN else 0.0
 
     # --- what happens -------------------------------------------------------------
 
     def started(self, now_s: float) -> int:
-        """A request goes out. While half-open it is the trial.
+        """A request is sent. While half-open it is the trial.
 
-        :return: the ticket to give back with its result.
+        :return: the ticket to pass with its result.
         """
         self._ticket = ticket = self._ticket + 1
         if self.state is not CLOSED and self.current(now_s) is HALF_OPEN:
@@ -297,12 +296,12 @@ class Breaker:
         return ticket
 
     def first_token(self, now_s: float, ticket: int) -> None:
-        """The request showed its first token: a trial has passed, nothing else changes."""
+        """The first token of the request has come: if it is the trial, it has passed."""
         if ticket == self._trial:
             self._trial_passed(now_s)
 
     def success(self, now_s: float, ticket: int) -> None:
-        """The request was answered in full."""
+        """The request was answered completely."""
         if ticket == self._trial:
             self._trial_passed(now_s)
         elif ticket > self._before and (self.state is CLOSED or self.current(now_s) in (CLOSED, SLOW_START)):
@@ -313,7 +312,7 @@ class Breaker:
             tally.total += 1
 
     def neutral(self, ticket: int) -> None:
-        """The request ended and says nothing about the backend; a trial frees its place."""
+        """The request's end says nothing about the backend; a trial makes room for another."""
         if ticket == self._trial:
             self._trial = 0
 
@@ -326,13 +325,13 @@ class Breaker:
         alone: bool = False,
         may_open: bool = True,
     ) -> None:
-        """The request failed through the backend's fault.
+        """The request failed, and the backend is to blame.
 
-        The ratio is looked at here and not at successes: those that come after
-        a bad spell must not be what opens it.
+        The ratio is checked here and not at successes: a success after a bad spell must not
+        open the breaker.
 
-        :param refused: nobody listened.
-        :param alone: the backend is its pool's only one.
+        :param refused: the connection was refused.
+        :param alone: the backend is the only one of its pool.
         :param may_open: the pool can spare it.
         """
         if ticket <= self._before:
@@ -349,26 +348,26 @@ class Breaker:
             self._open(now_s, self._next_opening_s(now_s), refused=refused, needed=self._rules.successes)
 
     def hinted(self, until_s: float) -> None:
-        """Another gateway has opened it until then. That takes nothing out here; but
-        the first failure of our own until then is taken for more than chance."""
+        """The breaker of another gateway is open until then. That ejects nothing here, but our
+        first own failure until then opens this breaker, too."""
         self._hinted_s = until_s
 
     def probed(self, now_s: float) -> None:
-        """An active health check found the backend well."""
+        """A health check has found the backend well."""
         if self.current(now_s) is HALF_OPEN and self._passed < self._needed - 1:
             self._passed += 1
 
     # --- inside -------------------------------------------------------------------
 
-    def _turn(self, turn: Turn, now_s: float) -> None:
-        self.state = TRANSITIONS[self.state, turn]
+    def _transition(self, trigger: Trigger, now_s: float) -> None:
+        self.state = TRANSITIONS[self.state, trigger]
         self._since_s = now_s
 
     def _trial_passed(self, now_s: float) -> None:
         self._trial = 0
         self._passed += 1
         if self._passed >= self._needed:
-            self._turn(Turn.PROVE, now_s)
+            self._transition(Trigger.PROVE, now_s)
 
     def _is_too_much(self, now_s: float) -> bool:
         rules, tally = self._rules, self._tally
@@ -380,13 +379,13 @@ class Breaker:
         rules, openings = self._rules, self._openings
         while openings and openings[0] <= now_s - rules.decay_s:
             openings.popleft()
-        doublings = min(len(openings), 32)  # beyond it only an overflow waits
+        doublings = min(len(openings), 32)  # more would overflow
         openings.append(now_s)
         swing = 1.0 + rules.jitter * (2.0 * self._dice.random() - 1.0)
         return min(rules.open_s * 2.0**doublings, rules.open_cap_s) * swing
 
     def _open(self, now_s: float, for_s: float, *, refused: bool, needed: int) -> None:
-        self._turn(Turn.TRIP, now_s)
+        self._transition(Trigger.TRIP, now_s)
         self.refused = refused
         self._until_s = now_s + for_s
         self._before = self._ticket

@@ -1,19 +1,19 @@
-"""Who serves what, who may be asked now, and who holds what.
+"""All backends: which models they serve, which of them may be asked now, and their leases.
 
-:meth:`Fleet.candidates` applies the hard constraints, a router chooses among
-what is left, :meth:`Fleet.lease` counts the request in. All three happen in one
-turn of the reactor, so nothing is ever checked and acted upon later.
+:meth:`Fleet.candidates` applies the hard constraints, a router chooses among the
+candidates, :meth:`Fleet.lease` counts the request in. All three happen in one turn of the
+reactor, so there is no gap between check and action.
 
-The rules of a pool (all members that serve one model and do not drain):
+The rules of a pool (all members that serve one model and are not draining):
 
-- At most half of it is ejected, but one always may be if there are two.
-- The only member of a pool is never ejected. Only a refused connection keeps
-  requests off it, for a second at a time.
-- Panic: with under half of a pool available, the cause is more likely ours or
-  the network's than theirs, and half a fleet cannot carry the whole load.
-  Passive ejections are then ignored; refused health checks are not.
+- At most half of it is ejected; of two members one may always be.
+- The only member of a pool is never ejected. Only a refused connection keeps requests away
+  from it, for a second at a time.
+- Panic: if less than half of a pool is available, the cause is more likely ours or the
+  network's than theirs, and half a fleet cannot carry the whole load. Passive ejections are
+  then ignored; refused health checks are not.
 
-Messages of the errors raised here go to clients and hold no addresses.
+The messages of errors raised here are sent to clients, so they hold no addresses.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ __all__ = ["BackendSpec", "BreakerChange", "Down", "Fleet", "Lease", "Member", "
 class Fleet:
     """All backends of this process.
 
-    :param dice: for jitter alone.
-    :ivar observe: gets every event, in order; must not raise. ``None`` (as at
-        first): nobody wants to know, and no event is even made.
-    :ivar freed: gets the id of a backend that may have come free, or whose standing
-        changed; must not raise, nor take a lease before it returns. ``None`` while
-        nobody waits. What time alone brings back is not told.
+    :param dice: only for jitter.
+    :ivar observe: gets every event, in order; must not raise. ``None`` at first: then no
+        events are made.
+    :ivar freed: gets the id of a backend that may have a free slot, or whose standing has
+        changed; must not raise, nor take a lease before it returns. ``None`` while no request
+        waits. Not called for what only time brings back.
     :ivar pressed: gets members of which some had no room, and whether none had; must
         not raise. ``None``: caps are not shared.
     :ivar breaker_changed: gets every :class:`BreakerChange`; must not raise. ``None``: nobody listens.
     :ivar doubted: gets the id of a backend whose answer to a request says that it is loading its
         model, which no look has told; must not raise. ``None``: nobody wants to know.
-    :ivar panics: how many choices were made in panic.
-    :ivar heard_s: the latest time anybody told.
+    :ivar panics: number of choices made in panic.
+    :ivar heard_s: the latest monotonic time that was passed to any method.
     """
 
     def __init__(self, rules: BreakerRules, dice: Random) -> None:
@@ -85,19 +85,19 @@ class Fleet:
         self._served = False
         self._pools = Pools(self._members)
 
-    # --- who is there -------------------------------------------------------------
+    # --- membership -------------------------------------------------------------
 
     @property
     def members(self) -> Mapping[str, Member]:
-        """By id; removed ones stay until their last lease is back."""
+        """By id; removed ones stay until their last lease has ended."""
         return self._members
 
     def put(self, spec: BackendSpec, now_s: float) -> None:
         """Add a backend, or change the settings of the one with that id.
 
-        A changed URL is another server: it begins with an empty profile, while
-        requests to the old one run on. One that joins a fleet at work starts
-        slowly: its cache is cold and nothing is known of it.
+        A changed URL means another server: it begins with an empty profile, while requests to
+        the old one go on. A backend added after the first request goes through slow start:
+        its cache is cold, and nothing is known of it.
         """
         old = self._members.get(spec.id)
         if old is not None and old.spec.url == spec.url:
@@ -113,7 +113,7 @@ class Fleet:
         self._changed(spec.id)
 
     def remove(self, backend_id: str, now_s: float) -> None:
-        """No new requests go there; it is forgotten when the last one under way ends."""
+        """Send no new requests there; it is forgotten when its last lease ends."""
         self.heard_s = now_s
         member = self._members.get(backend_id)
         if member is not None:
@@ -148,15 +148,14 @@ class Fleet:
             self.freed(backend_id)
 
     def stock(self, backend_id: str, stock: Stock | None, now_s: float) -> None:
-        """Take in which models a backend has, and which of them not in memory: requests
-        for these go nowhere until that changes. ``None``: nobody loads models there,
-        so whatever it serves it serves."""
+        """Take in which models a backend has, and which of them are not in memory: it gets no
+        requests for these until that changes. ``None``: models are not loaded there by name."""
         member = self._members.get(backend_id)
         if member is not None and member.stocked(stock, now_s):
             self._changed(backend_id)
 
     def revive(self, backend_id: str, now_s: float) -> None:
-        """The backend was just started, and has answered."""
+        """The backend has just been started, and has answered."""
         member = self._members.get(backend_id)
         if member is not None:
             member.revived(now_s)
@@ -164,30 +163,27 @@ class Fleet:
 
     # --- what is served -----------------------------------------------------------
 
-    def models(self, now_s: float) -> dict[str, tuple[str, ...]]:
-        """Model names to ids of the backends that are known to serve them, draining and
-        dead ones too: the model exists, if nobody may be asked for it now.
-
-        :param now_s: not used; the answer does not depend on time.
-        """
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """Model names to the ids of the backends known to serve them, including draining and
+        dead ones: the model exists, even if no backend can be asked for it now."""
         return self._pools.ids()
 
     def knows(self, model: str) -> bool:
-        """Some backend has told, or its settings say, that it has the model."""
+        """Whether some backend has the model, by its report or its settings."""
         return self._pools.knows(model)
 
     def serves(self, model: str) -> bool:
-        """Some backend has the model, or has not told yet what it has."""
+        """Whether some backend has the model, or has not reported yet what it has."""
         return self._pools.serves(model)
 
     def cold(self, model: str) -> bool:
-        """Some backend could load ``model``, and has not."""
+        """Whether some backend could load ``model``, and has not."""
         pool = self._pools.of(model)
         return pool is not None and pool.cold
 
     def prospect(self, model: str, now_s: float) -> Standing | None:
-        """The best that any of its takers can say: ready (or full, or in a pause), or
-        loading; ``None`` when all are out, or there are none."""
+        """The best standing among its takers: ``READY`` (also if full or in a pause) or
+        ``LOADING``; ``None`` if all are out, or there are none."""
         pool = self._pools.of(model)
         members = () if pool is None else pool.members
         standings = [member.standing(model, now_s, len(members) == 1) for member in members]
@@ -196,13 +192,13 @@ class Fleet:
         return Standing.LOADING if Standing.LOADING in standings else None
 
     def takers(self, model: str) -> Sequence[Member]:
-        """Those that take requests for ``model`` whenever they can: not drained, not removed."""
+        """The members that serve ``model`` and are neither draining nor removed."""
         pool = self._pools.of(model)
         return () if pool is None else pool.members
 
     def fits(self, member: Member, request: Request) -> bool:
-        """Whether the window of ``member``, one of its model's :meth:`takers`, is large
-        enough, as :meth:`candidates` sees it."""
+        """Whether the window of ``member``, one of the model's :meth:`takers`, is large enough, by
+        the rule of :meth:`candidates`."""
         pool = self._pools.of(request.model)
         return pool is not None and member.window >= min(request.prompt_tokens, pool.widest)
 
@@ -216,14 +212,14 @@ class Fleet:
     ) -> list[Backend]:
         """Backends that may take ``request`` now; never empty.
 
-        :param exclude: ids that this request has tried.
-        :param exact_tokens: a counted prompt. Only on a count is a request
-            refused as too long; an estimate goes to the largest window.
-        :raise ModelNotFound: nobody serves the model.
+        :param exclude: ids of backends that this request has tried.
+        :param exact_tokens: the length of the prompt, if a backend has counted it. Only then is
+            a request refused as too long; by an estimate it goes to the largest window.
+        :raise ModelNotFound: no backend serves the model.
         :raise ContextLengthExceeded: no window of the model is large enough.
-        :raise Overloaded: all that could are at their cap, or asked for a pause.
-        :raise ModelLoading: all that could are loading.
-        :raise NoBackend: the rest.
+        :raise Overloaded: all that could take it are at their cap, or asked for a pause.
+        :raise ModelLoading: all that could take it are loading the model, or would have to.
+        :raise NoBackend: none can be reached.
         """
         self.heard_s = now_s
         model = request.model
@@ -241,7 +237,7 @@ class Fleet:
         takers: Sequence[Member] = pool.members
         for member in takers:
             if not member.quiet:
-                takers = self._standing_ready(pool.members, model, now_s)
+                takers = self._available(pool.members, model, now_s)
                 break
         if pool.slotted:
             takers = [member for member in takers if member.has_slot(model)]
@@ -257,14 +253,14 @@ class Fleet:
         if found:
             return found
         untried = [each for each in pool.members if each.window >= need and each.spec.id not in exclude]
-        raise self._nobody(model, untried, takers, pool, now_s)
+        raise self._unavailable(model, untried, takers, pool, now_s)
 
-    # --- who holds what -----------------------------------------------------------
+    # --- leases -----------------------------------------------------------
 
     def lease(self, backend_id: str, request: Request, now_s: float) -> Lease:
-        """Count ``request`` in at a backend that was chosen in this turn.
+        """Count ``request`` in at a backend that was chosen in this turn of the reactor.
 
-        :raise NoBackend: it is not there any more.
+        :raise NoBackend: it has been removed.
         """
         member = self._members.get(backend_id)
         if member is None or member.removed:
@@ -281,7 +277,7 @@ class Fleet:
         return Lease(self, member, request, now_s)
 
     def room(self, member: Member, model: str) -> tuple[bool, bool]:
-        """For leases: is ``member`` its pool's only one, and may it be ejected."""
+        """For leases: whether ``member`` is its pool's only one, and whether it may be ejected."""
         pool = self._pools.of(model)
         if pool is None or member not in pool.members:
             return False, True
@@ -290,7 +286,7 @@ class Fleet:
         return size == 1, out < max(1, int(self._rules.max_ejected * size))
 
     def returned(self, member: Member) -> None:
-        """For leases: ``member`` may have lost its last one."""
+        """For leases: the last lease of ``member`` may have ended."""
         key = member.spec.id
         if member.removed and not member.leases and self._members.get(key) is member:
             del self._members[key]
@@ -302,13 +298,13 @@ class Fleet:
     # --- inside -------------------------------------------------------------------
 
     def _changed(self, backend_id: str) -> None:
-        """Who serves what may be different now."""
+        """What a backend serves, or whether it may be asked, may have changed."""
         self._pools.note(backend_id)
         if self.freed is not None:
             self.freed(backend_id)
 
-    def _standing_ready(self, members: Sequence[Member], model: str, now_s: float) -> list[Member]:
-        """Those who may be asked, and in panic those who are merely ejected."""
+    def _available(self, members: Sequence[Member], model: str, now_s: float) -> list[Member]:
+        """The members that may be asked; in panic also those that are only ejected."""
         alone = len(members) == 1
         ready: list[Member] = []
         ejected: list[Member] = []
@@ -330,10 +326,10 @@ class Fleet:
             return NoBackend("There is no backend now.", retry_after_s=retry_after(CHECK_S, self._dice))
         return ModelNotFound(f"The model {model!r} does not exist.", param="model")
 
-    def _nobody(
+    def _unavailable(
         self, model: str, untried: list[Member], takers: Sequence[Member], pool: Pool, now_s: float
     ) -> GatewayError:
-        """Why none of ``untried`` can be had, with the time until the first one might be."""
+        """Why none of ``untried`` can be asked, with the time until the first one may be."""
         alone = len(pool.members) == 1
         free: list[float] = []
         loaded: list[float] = []

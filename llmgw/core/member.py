@@ -1,17 +1,16 @@
-"""One member of the fleet: what is configured, what it told, what is thought of it.
+"""One member of the fleet: its settings, its reports, and its standing.
 
-Four sources speak about a member, and each has its own word:
+Four sources determine whether a member may be asked:
 
 - **The operator**: settings, and draining.
-- **Health reports**, judged by fall and rise. Three refused connections in a row
-  are a fact: the member is down. Three time-outs are an opinion (a busy server
-  answers late), which is ignored where it would do harm, and not even formed
-  while streams of that member still move.
-- **The member itself**: loading its model, or busy until a time it named.
+- **Health reports**, judged by fall and rise. Three refused connections in a row are a fact:
+  the member is down. Three timeouts are only an opinion (a busy server answers late): it is
+  ignored where it would do harm, and does not count while streams of that member still move.
+- **The member itself**: it is loading its model, or is busy until a time it has named.
 - **Its requests**, through one breaker per model.
 
-:meth:`Member.standing` puts them together. ``quiet`` is the short cut for the
-usual case: nothing of all this is on, so the choice need not ask.
+:meth:`Member.standing` combines them. ``quiet`` is a short cut for the common case that none
+of them has anything against the member.
 """
 
 from __future__ import annotations
@@ -33,43 +32,44 @@ if TYPE_CHECKING:
     from llmgw.core.stock import Stock
 
 DEFAULT_CAP = 64
-"""Requests in flight to a backend that neither config nor report sets a number for."""
+"""The cap for a backend without one by configuration or report."""
 
 NO_LIMIT = sys.maxsize
-"""The window of a member whose context length is not known."""
+"""The window of a member with an unknown context length."""
 
 BUSY_CAP_S = 60.0
 """The longest pause that a member's ``Retry-After`` can ask for."""
 
 BUSY_BIAS_S = 5.0
-"""After such a pause the member warms up for so long."""
+"""After such a pause the member warms up for this long."""
 
 MOVING_S = 15.0
-"""A stream that moved so lately is proof of life (three health checks)."""
+"""A stream that has moved within this time (three health checks) proves that the member is alive."""
 
 HEARSAY_S = 5.0
-"""How long a request's answer "still loading" is believed without a report."""
+"""How long the answer "still loading" to a request is believed without a report."""
 
 CHECK_S = 5.0
-"""When to ask again for what only a health check can bring back."""
+"""When a client should ask again for what only a health check can bring back."""
 
 
 class Member:
     """A backend's whole state in this process. Written by :class:`~llmgw.core.fleet.Fleet` alone.
 
-    :ivar backend: what routers get; made anew when settings or reports change it,
-        always around the same profile.
+    :ivar backend: what routers get; replaced when settings or reports change it, always with
+        the same profile.
     :ivar health: the last report.
     :ivar leases: requests under way.
-    :ivar draining: by the operator's word: no new requests.
-    :ivar removed: no new requests, forgotten after the last lease.
+    :ivar draining: gets no new requests, by the operator's decision.
+    :ivar removed: gets no new requests, and is forgotten after its last lease.
     :ivar kind: ``"llama-server"`` or ``"ollama"`` once a report was certain.
-    :ivar window: context length, :data:`NO_LIMIT` if not known.
+    :ivar window: context length in tokens, :data:`NO_LIMIT` if it is not known.
+    :ivar cap: most requests in flight, from all gateways.
     :ivar room: most requests in flight from this gateway: the cap, or its share of it.
     :ivar view: ``profile.view``.
-    :ivar models: names it serves, ``None`` while not known.
-    :ivar quiet: nothing is wrong or warming up.
-    :ivar fault: how the last request ended that failed through its fault; empty before.
+    :ivar models: names of the models it serves; ``None`` while not known.
+    :ivar quiet: nothing is wrong with it, and nothing is warming up.
+    :ivar fault: the reason of the last request that it failed; empty if there was none.
     """
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Member:
         self._dice = dice
         self._falls = 0
         self._rises = 0
-        self._refused = False  # the last thing requests saw was a refused connection
+        self._refused = False  # the last request met a refused connection
         self._loading_since_s: float | None = None
         self._load_s = LOAD_S
         self._warm_from_s = -inf
@@ -144,7 +144,7 @@ class Member:
     # --- what is known ------------------------------------------------------------
 
     def configure(self, spec: BackendSpec) -> None:
-        """Take over settings, keeping what was learnt."""
+        """Take over settings, and keep what was learnt."""
         self.spec = spec
         slots = self._slots
         context = self._context if spec.context_length is None else spec.context_length
@@ -166,33 +166,33 @@ class Member:
             self.breakers = {name: kept for name, kept in self.breakers.items() if name in models}
 
     def busy_with(self, model: str) -> int:
-        """Requests of this gateway at work on ``model`` there."""
+        """The number of this gateway's requests for ``model`` in flight there."""
         return sum(lease.request.model == model for lease in self.leases)
 
     def has_slot(self, model: str) -> bool:
-        """Whether the model's own slots, where they are known, leave room for one more."""
+        """Whether the slots of the model, if their number is known, leave room for one more request."""
         slots = None if self.stock is None else self.stock.slots.get(model)
         return slots is None or self.busy_with(model) < slots
 
     def is_cold(self, model: str) -> bool:
-        """It could load ``model``, and has not."""
+        """Whether it could load ``model``, and has not."""
         return self.stock is not None and model in self.stock.cold
 
     def share(self, most: int | None) -> None:
-        """Of its cap this gateway has so much, and others the rest; ``None``: all of it."""
+        """Set this gateway's share of the cap; ``None``: all of it."""
         self._share = most
         self.room = self.cap if most is None else min(most, self.cap)
 
     def key(self, model: str) -> str:
-        """By which name ``model`` is known in ``breakers``.
+        """The key of ``model`` in ``breakers``.
 
-        While the models are not known there is one for all names, ``""``: names come
-        from callers, and must not fill the memory.
+        While the member's models are not known, all names share the key ``""``: names come from
+        callers, and must not fill the memory.
         """
         return model if self._named else ""
 
     def breaker(self, model: str) -> Breaker:
-        """The breaker for ``model``, made at first use."""
+        """The breaker for ``model``, created at first use."""
         key = self.key(model)
         breaker = self.breakers.get(key)
         if breaker is None:
@@ -200,14 +200,14 @@ class Member:
         return breaker
 
     def is_ejected(self, model: str) -> bool:
-        """Passively out for ``model``; half-open counts as out."""
+        """Whether it is passively ejected for ``model``; half-open counts as ejected."""
         breaker = self.breakers.get(self.key(model))
         return self.down is Down.TIMEOUT or (breaker is not None and breaker.state in (OPEN, HALF_OPEN))
 
     def standing(self, model: str, now_s: float, alone: bool = False) -> Standing:
-        """Judge, and keep ``available`` and ``warmth`` of the profile in step.
+        """Judge whether it may be asked, and update ``available`` and ``warmth`` of its profile.
 
-        :param alone: it is its pool's only member; opinions are then ignored.
+        :param alone: it is the only member of its pool; opinions are then ignored.
         """
         standing = self._judge(model, now_s, alone)
         if standing is Standing.READY:
@@ -236,29 +236,29 @@ class Member:
         )
 
     def back_in_s(self, model: str, now_s: float) -> float:
-        """Seconds until an ejected member may be tried again, at a guess."""
+        """Estimated seconds until an ejected member is tried again."""
         if self.down is Down.TIMEOUT:
             return CHECK_S
         return self.breaker(model).opens_again_s(now_s)
 
     def free_in_s(self) -> float:
-        """Seconds until one of its requests in flight ends, at a guess."""
+        """Estimated seconds until one of its requests in flight ends."""
         return (self.profile.duration_s or 1.0) / max(1, self.view.in_flight)
 
     def loaded_in_s(self, now_s: float) -> float:
-        """Seconds until its model is loaded, going by the last load seen."""
+        """Estimated seconds until its model is loaded, going by the last load seen."""
         since_s = now_s if self._loading_since_s is None else self._loading_since_s
         return max(1.0, self._load_s - (now_s - since_s))
 
     # --- what happens -------------------------------------------------------------
 
     def cool(self, now_s: float) -> None:
-        """It starts cold: slow start from now."""
+        """It is cold: begin slow start."""
         self._warm_from_s = now_s
         self.quiet = False
 
     def busy(self, until_s: float, now_s: float) -> None:
-        """It asked for a pause; a minute is granted at most."""
+        """It has asked for a pause, of which a minute is granted at most."""
         self.busy_until_s = max(self.busy_until_s, min(until_s, now_s + BUSY_CAP_S))
         self.quiet = False
 
@@ -277,13 +277,13 @@ class Member:
         self._refused = False
 
     def failed(self, reason: str, refused: bool, now_s: float) -> None:
-        """A request failed through this backend's fault."""
+        """A request failed, and this backend is to blame."""
         self.profile.failed(now_s)
         self.fault = reason
         self._refused = refused
 
     def stocked(self, stock: Stock | None, now_s: float) -> bool:
-        """Take in what it has and has not in memory. :return: something changed."""
+        """Take in which models it has in memory. :return: whether anything has changed."""
         old, self.stock = self.stock, stock
         if stock is not None:
             stock.follow(old, now_s)
@@ -293,7 +293,7 @@ class Member:
         return True
 
     def revived(self, now_s: float) -> None:
-        """It was just started, and has answered."""
+        """It has just been started, and has answered."""
         self._falls = self._rises = 0
         self._refused = False
         self._loading_since_s = None
@@ -303,20 +303,20 @@ class Member:
             self.cool(now_s)
 
     def report(self, report: HealthReport, now_s: float) -> bool:
-        """Take in what a health source saw.
+        """Take in a health report.
 
-        :return: names or context changed, so whoever indexes members must look again.
+        :return: whether its models or its window have changed, which indexes depend on.
         """
         self.health = report
         self.profile.reported(report, now_s)
         known = (self._models, self._slots, self._context)
         if report.alive and self.down is not None and not self._rises:
-            # Another server may have come up there. Its names stay until it tells others.
+            # It may be another server now. Its models are kept until it reports others.
             self.kind = self.role = self._slots = self._context = None
         if report.alive:
-            self._lives(report.loading, now_s)
+            self._checked_well(report.loading, now_s)
         else:
-            self._fell(report.refused, now_s)
+            self._checked_ill(report.refused, now_s)
         before = (self.models, self.window)
         told = (
             self._models if report.models is None else report.models,
@@ -333,7 +333,7 @@ class Member:
     # --- inside -------------------------------------------------------------------
 
     def _known_models(self) -> tuple[str, ...] | None:
-        """Configured ones win; those that it could load count too."""
+        """The configured models, or else those it has reported or could load."""
         if self.spec.models is not None:
             return self.spec.models
         if self.stock is None:
@@ -354,7 +354,7 @@ class Member:
             return Standing.EJECTED
         return Standing.READY
 
-    def _lives(self, loading: bool, now_s: float) -> None:
+    def _checked_well(self, loading: bool, now_s: float) -> None:
         self._falls = 0
         self._refused = False
         if self.down is not None:
@@ -376,7 +376,7 @@ class Member:
         for breaker in self.breakers.values():
             breaker.probed(now_s)
 
-    def _fell(self, refused: bool, now_s: float) -> None:
+    def _checked_ill(self, refused: bool, now_s: float) -> None:
         self._rises = 0
         if not refused and any(lease.moved_s > now_s - MOVING_S for lease in self.leases):
             self._falls = 0

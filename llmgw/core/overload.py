@@ -1,14 +1,13 @@
 """How overloaded this process is, and what it stops doing because of that.
 
-Two figures decide: how late the event loop runs by its own doing, and how full
-memory is. Each names a :class:`Level`; the higher one holds. A level is entered
-at once and left only after :data:`CALM_S` during which both figures stayed below
-it, memory by :data:`MEMORY_MARGIN`, so that a gateway at the edge does not flap.
+Two figures decide: the lag of the event loop that is of its own making, and the use of
+memory. Each yields a :class:`Level`; the higher one applies. A level is entered at once, and
+left only after both figures have stayed below it for :data:`CALM_S`, memory by
+:data:`MEMORY_MARGIN`, so that a gateway at the edge does not flap.
 
-A single late beat says that something is over (a long garbage collection, a
-process that had been stopped), not that there is too much to do: the second
-latest of the last :data:`BEATS` counts. That is the p99 of a window in which
-the loop is late again and again.
+A single late beat says that something is over (a long garbage collection, a stopped process),
+not that there is too much to do. Therefore the second largest lag of the last :data:`BEATS`
+counts, which is large only if the loop is late again and again.
 
 :source: the ladder is Envoy's overload manager with thresholds in place of
     scaled triggers; shedding by criticality is chapter 21 of Google's *Site
@@ -23,22 +22,23 @@ from enum import IntEnum
 from msgspec import Struct
 
 BEATS = 8
+"""Measurements of the lag that are looked at."""
 CALM_S = 2.0
 MEMORY_MARGIN = 0.05
 
 
 class Level(IntEnum):
-    """What is no longer done; each level adds to the ones before it."""
+    """What is no longer done; each level includes the ones before it."""
 
     CALM = 0
     SHEDDING = 1
-    """Idle connections stay 5 s, nobody new may wait for a slot, sheddable callers get 503."""
+    """Idle connections are kept for 5 s, no new request may wait for a slot, sheddable callers get 503."""
     REFUSING = 2
-    """New requests get 503, but those of critical callers."""
+    """New requests get 503, except those of critical callers."""
     CLOSED = 3
     """No new connections; idle ones are closed."""
     CUTTING = 4
-    """The largest answers that their clients do not take are cut."""
+    """Of the answers that their clients do not read, the largest are cut."""
 
 
 class OverloadRules(Struct, frozen=True):
@@ -56,9 +56,9 @@ class OverloadRules(Struct, frozen=True):
 class Ladder:
     """Turns figures into a level.
 
-    :ivar level: what holds now.
+    :ivar level: the level now.
     :ivar lag_s: the lag that counts.
-    :ivar memory: the last share of memory, ``None`` if nobody knows.
+    :ivar memory: the last share of memory; ``None`` if it is not known.
     """
 
     def __init__(self, rules: OverloadRules) -> None:
@@ -74,7 +74,7 @@ class Ladder:
         """Take the figures of one beat.
 
         :param now_s: monotonic seconds.
-        :param lag_s: how late this beat was by the process's own doing.
+        :param lag_s: the lag of this beat, as far as it is of the process's own making.
         :param memory: share of the memory limit in use, ``None`` if there is none.
         :return: the level from now on.
         """
@@ -102,11 +102,11 @@ class Ladder:
 
     @property
     def by_memory(self) -> bool:
-        """Memory alone, less its margin, is enough for some level."""
+        """Whether memory alone, with its margin, is enough for some level."""
         return self._reached(0.0, self.memory, MEMORY_MARGIN) > Level.CALM
 
     def _reached(self, lag_s: float, memory: float | None, margin: float) -> Level:
-        """The level that the figures name; ``margin`` lowers memory's thresholds."""
+        """The level for these figures; ``margin`` lowers the thresholds of memory."""
         rules = self.rules
         share = -1.0 if memory is None else memory + margin
         if share >= rules.cut_memory:

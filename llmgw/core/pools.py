@@ -1,7 +1,7 @@
-"""Which members serve which model: gathered when somebody asks, forgotten when it may be different.
+"""Which members serve which model: an index that is built on demand and dropped on changes.
 
-A change of one member costs what its own names cost, however many members there
-are, and so does the first set of a discovery that finds a thousand at a time.
+The cost of a change of one member depends only on the number of its models, however many
+members there are; so a discovery that finds a thousand members at a time stays cheap.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from llmgw.core.member import NO_LIMIT, Member
 class Pool(Struct):
     """The members of one model.
 
-    :param members: those that do not drain.
+    :param members: those that are not draining and do not have to load the model first.
     :param widest: the largest window among them.
     :param known: the largest window, draining members included.
-    :param cold: some member that does not drain could load it, and has not.
+    :param cold: some member that is not draining could load the model, and has not.
     :param slotted: some member knows how many slots the model has there.
     """
 
@@ -33,14 +33,14 @@ class Pool(Struct):
 class Pools:
     """The pools of all models.
 
-    :param members: all of them by id, removed ones too; looked at, never changed.
-    :ivar ready: pools that need not be gathered, by model.
+    :param members: all members by id, including removed ones; read, never changed.
+    :ivar ready: the pools that have been built, by model.
     """
 
     def __init__(self, members: Mapping[str, Member]) -> None:
         self.ready: dict[str, Pool] = {}
         self._members = members
-        # Of all that are not removed: the names that were counted, and how many have each.
+        # Of all members that are not removed: the models counted for each, and the count of each model.
         self._counted: dict[str, tuple[str, ...] | None] = {}
         self._known: dict[str, int] = {}
         self._silent = 0
@@ -48,7 +48,7 @@ class Pools:
         self._ids: dict[str, tuple[str, ...]] | None = None
 
     def note(self, id: str) -> None:
-        """A member was put, removed or changed: count its names anew."""
+        """A member was added, removed or changed: count its models again."""
         member = self._members.get(id)
         old = self._counted.pop(id, ())
         new: tuple[str, ...] | None = ()
@@ -63,7 +63,7 @@ class Pools:
             self._known[name] -= 1
             if not self._known[name]:
                 del self._known[name]
-        if old is None or new is None:  # it is, or was, in all of them
+        if old is None or new is None:  # it is, or was, in all pools
             self.ready.clear()
             self._any_name = None
         else:
@@ -71,7 +71,7 @@ class Pools:
                 self.ready.pop(name, None)
 
     def of(self, model: str) -> Pool | None:
-        """Those of ``model``; of a name that nobody has told, those that have told none."""
+        """The pool of ``model``; for an unknown name that of the members with unknown models."""
         if model in self.ready:
             return self.ready[model]
         if model in self._known:
@@ -83,15 +83,15 @@ class Pools:
         return self._any_name
 
     def knows(self, model: str) -> bool:
-        """Some member has told, or its settings say, that it has the model."""
+        """Whether some member has the model, by its report or its settings."""
         return model in self._known
 
     def serves(self, model: str) -> bool:
-        """Some member has the model, or has not told yet what it has."""
+        """Whether some member has the model, or has not reported yet what it has."""
         return model in self._known or self._silent > 0
 
     def ids(self) -> dict[str, tuple[str, ...]]:
-        """Names to ids of the members that have them, draining and dead ones too; sorted."""
+        """Models to the ids of members that have them, including draining and dead ones; sorted by model."""
         if self._ids is None:
             names: dict[str, list[str]] = {name: [] for name in sorted(self._known)}
             for member in self._present():

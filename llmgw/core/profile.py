@@ -1,16 +1,15 @@
-"""One backend's live picture, kept current from what its requests showed.
+"""The live figures of one backend, updated by what happens to its requests.
 
-:class:`LiveProfile` is the only writer of a :class:`llmgw.values.Profile`
-(availability and warmth are written by ``core.member``, which knows them).
-Routers hold the ``view`` and read it at any time; its identity never changes.
+:class:`LiveProfile` is the only writer of a :class:`llmgw.values.Profile`, except for
+availability and warmth, which ``core.member`` writes. Routers hold the ``view`` and read it at
+any time; it is always the same object.
 
-Two kinds of mean are kept, for two reasons:
+Two kinds of means are used:
 
-- Time to first token is the plain mean of the last :data:`WINDOW` samples, as
-  the adaptive router's formula wants it. Samples are whole nanoseconds, so the
-  running sum is exact and cannot drift however long the process lives.
-- Rates and durations are exponential means: old requests fade out, and one
-  number is enough to hold them.
+- Time to first token is the plain mean of the last :data:`WINDOW` samples, as the formula of
+  the adaptive router requires. Samples are whole nanoseconds, so the running sum is exact and
+  cannot drift, however long the process lives.
+- Rates and durations are exponential means: old requests fade out, and one number holds them.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ WINDOW = 50
 """Samples behind the mean time to first token."""
 
 SHARE = 0.2
-"""Weight of the newest sample in exponential means (the first one is the mean):
-about the last ten count."""
+"""Weight of the newest sample in exponential means, which cover about the last ten samples. The
+first sample is the mean."""
 
 KEPT = 1 - SHARE
-"""What remains of a fading sum at each new sample."""
+"""The part of a fading sum that remains at each new sample."""
 
 
 class LiveProfile:
     """Writes one backend's :class:`~llmgw.values.Profile`.
 
-    :ivar view: what routers read; the same object for life.
-    :ivar duration_s: mean length of a completed request, ``None`` before the first.
+    :ivar view: what routers read; always the same object.
+    :ivar duration_s: mean duration of completed requests; ``None`` before the first.
     """
 
     __slots__ = (
@@ -50,8 +49,8 @@ class LiveProfile:
     def __init__(self) -> None:
         self.view = Profile()
         self.duration_s: float | None = None
-        self._nanos = [0] * WINDOW  # a ring; what was not measured yet adds nothing to the sum
-        self._at = 0  # where the next sample goes, over the oldest
+        self._nanos = [0] * WINDOW  # a ring buffer; zeros add nothing to the sum
+        self._at = 0  # index of the oldest sample, which the next one replaces
         self._sum_nanos = 0
         self._prefill_tokens = 0.0
         self._prefill_s = 0.0
@@ -63,13 +62,13 @@ class LiveProfile:
         view.updated_s = now_s
 
     def ended(self, now_s: float) -> None:
-        """A request left, whatever came of it; exactly once for each :meth:`started`."""
+        """A request has ended, with whatever outcome; exactly once for each :meth:`started`."""
         view = self.view
         view.in_flight -= 1
         view.updated_s = now_s
 
     def first_token(self, ttft_s: float, now_s: float) -> None:
-        """A request showed its first token.
+        """The first token of a request has come.
 
         :param ttft_s: seconds since it was sent; below zero counts as zero.
         """
@@ -86,7 +85,7 @@ class LiveProfile:
         view.updated_s = now_s
 
     def succeeded(self, duration_s: float, now_s: float) -> None:
-        """A request was answered to its end."""
+        """A request was answered completely."""
         mean_s = self.duration_s
         self.duration_s = duration_s if mean_s is None else mean_s + SHARE * (duration_s - mean_s)
         view = self.view
@@ -94,10 +93,10 @@ class LiveProfile:
         view.updated_s = now_s
 
     def failed(self, now_s: float) -> None:
-        """A request failed through the backend's fault.
+        """A request failed, and the backend is to blame.
 
-        The streak is not cleared by a first token, only by a whole answer: a
-        backend that cuts every stream in the middle must not look well.
+        Only a complete answer ends the streak, not a first token: a backend that cuts every
+        stream in the middle must not look healthy.
         """
         self.view.failure_streak += 1
         self.view.updated_s = now_s
@@ -109,14 +108,13 @@ class LiveProfile:
         prompt_s: float | None = None,
         token_rate: float | None = None,
     ) -> None:
-        """Take in the figures of one request; what is missing or senseless is left out.
+        """Take in the figures of one request; missing and senseless ones are ignored.
 
-        The prompt rate is a quotient of two fading sums rather than a mean of
-        quotients, so that a prompt of three uncached tokens, whose time is all
-        overhead, hardly counts.
+        The prefill rate is a quotient of two fading sums, not a mean of quotients, so that a
+        prompt with three uncached tokens, whose time is all overhead, hardly counts.
 
-        :param usage: tokens by the backend's word; cached ones cost no reading.
-        :param prompt_s: time spent reading the uncached part of the prompt.
+        :param usage: tokens as reported by the backend.
+        :param prompt_s: seconds spent on the uncached part of the prompt.
         :param token_rate: output tokens per second of this stream.
         """
         view = self.view
@@ -133,8 +131,8 @@ class LiveProfile:
                 view.updated_s = now_s
 
     def reported(self, report: HealthReport, now_s: float) -> None:
-        """Take in what was seen at a look. What it leaves out is not known any more:
-        yesterday's figure of a source that has died would count for ever.
+        """Take in a health report. What it leaves out becomes unknown: otherwise the last figure of
+        a source that has died would count for ever.
         """
         view = self.view
         view.busy_slots = report.busy_slots

@@ -1,10 +1,9 @@
 """When and how often to try again.
 
-The budget keeps retries from becoming the outage: of all that reaches the
-backends, at most a fifth more than the clients asked for. Over any run the
-retries are at most ``ratio`` times the requests plus ``floor`` for each window,
-however fast attempts fail. (Counting only retries in flight, as some proxies
-do, bounds nothing when every attempt fails within a millisecond.)
+The budget keeps retries from becoming the outage: the backends get at most a fifth more
+requests than the clients have sent. Over any period, retries are at most ``ratio`` times the
+requests plus ``floor`` for each window, however fast attempts fail. (Counting only retries in
+flight, as some proxies do, bounds nothing if every attempt fails within a millisecond.)
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from random import Random
 from llmgw.core.breaker import Tally
 
 RETRY_AFTER_JITTER = 0.25
-LEAST_RETRY_AFTER_S = 1.0
-MOST_RETRY_AFTER_S = 60.0
+MIN_RETRY_AFTER_S = 1.0
+MAX_RETRY_AFTER_S = 60.0
 
 
 class RetryBudget:
     """Shared by all requests of one process.
 
-    :param ratio: retries allowed per request, both counted over ``window_s``.
-    :param floor: with few requests about, as many retries per window may go
-        beyond the ratio, and as many at once.
+    :param ratio: allowed retries per request, both counted over ``window_s``.
+    :param floor: with few requests, so many retries per window are allowed beyond the ratio, and
+        so many at once.
     """
 
     __slots__ = ("_floor", "_in_flight", "_ratio", "_tally")
@@ -35,7 +34,7 @@ class RetryBudget:
         self._in_flight = 0
 
     def request(self, now_s: float) -> None:
-        """A client's request has come; count it once, whatever its retries."""
+        """Count a client's request; once, however often it is retried."""
         tally = self._tally
         if now_s >= tally.ends_s:
             tally.roll(now_s)
@@ -70,16 +69,15 @@ def backoff_s(attempt: int, dice: Random, least_s: float = 0.025, most_s: float 
 
 
 def spread(seconds: float, dice: Random) -> float:
-    """Seconds for a ``Retry-After`` before which it is certainly in vain: plus 0 to 25 %, unbounded."""
+    """Seconds for a ``Retry-After`` that is certainly needed: plus 0 to 25 %, not bounded."""
     return seconds * (1.0 + RETRY_AFTER_JITTER * dice.random())
 
 
 def retry_after(seconds: float, dice: Random) -> float:
-    """Seconds for a ``Retry-After``: what was computed, plus 0 to 25 %, within 1 to 60.
+    """Seconds for a ``Retry-After``: the computed time plus 0 to 25 %, within 1 to 60.
 
-    The bound is drawn in before the jitter, so that clients who are told the
-    longest wait are spread out too.
+    The bound is applied before the jitter, so that clients with the longest wait are spread, too.
     """
-    most_s = MOST_RETRY_AFTER_S / (1.0 + RETRY_AFTER_JITTER)
-    base_s = min(max(seconds, LEAST_RETRY_AFTER_S), most_s)
+    most_s = MAX_RETRY_AFTER_S / (1.0 + RETRY_AFTER_JITTER)
+    base_s = min(max(seconds, MIN_RETRY_AFTER_S), most_s)
     return base_s * (1.0 + RETRY_AFTER_JITTER * dice.random())

@@ -1,21 +1,19 @@
 """How gateways that know each other divide the caps of their backends.
 
-A backend takes so many requests in all, and each gateway must decide by itself, at
-once. So each has a *share*: what the others have granted it, all together through
-the shared store, which adds up grants in one step and never gives out more than the
-cap. Two rules keep that from costing anything:
+The cap of a backend bounds the requests of all gateways, but each must decide by itself, at
+once. So each has a *share* of the cap, granted through the shared store, which adds up all
+grants in one step and never grants more than the cap. Two rules make that cheap:
 
-- A gateway asks for what it has at work and, while nobody else is short, for a little
-  more, and for half of an equal part at least. What it does not use it gives back at
-  its next look. When its share is used up it asks at once.
-- Who has nothing there may have one request without asking, while the others are
-  below the cap by what they told last. So a fleet at rest answers everybody at once,
-  however small the caps.
+- A gateway demands what it has in flight and, while no other is short, a little more, and at
+  least half of an equal part. What it does not use it gives back at its next exchange with
+  the store. When its share is used up, it asks at once.
+- A gateway with no request there may send one without asking, while the others are below the
+  cap by what they reported last. So an idle fleet answers at once, however small the caps.
 
-Hence the slack: with N gateways there are at most N - 1 requests more at a backend
-than its cap, and only if several that had none there begin in the same moment.
+Therefore N gateways together may exceed a cap by up to N - 1 requests, and only if several
+without any there start one at the same moment.
 
-Opinions of breakers travel along. They are hints: nobody is taken out by hearsay.
+Opinions of breakers are exchanged as well. They are hints: they eject nothing by themselves.
 """
 
 from __future__ import annotations
@@ -30,32 +28,33 @@ if TYPE_CHECKING:
     from llmgw.core.member import Member
 
 RESERVE = 4
-"""Who has four requests at work asks for one more."""
+"""For so many requests in flight, one more is demanded in reserve."""
 
-Wishes = dict[str, tuple[int, int, int]]
-"""By backend: requests at work, share wanted, cap."""
+Demands = dict[str, tuple[int, int, int]]
+"""By backend: requests in flight, share wanted, cap."""
 
 Opinions = dict[str, dict[str, float]]
 """By backend and model: seconds for which a breaker stays open."""
 
 
 class Shares:
-    """What this gateway wants and has of each backend."""
+    """This gateway's shares of the caps, and its demands."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._granted: Mapping[str, int] = {}
         self._pressed: dict[str, int] = {}
         self._asked: dict[str, int] = {}
-        self._wished: Wishes = {}
+        self._demanded: Demands = {}
         self._short: Collection[str] = ()
         self._others = 0
 
     def press(self, members: Iterable[Member], waits: bool = True) -> bool:
-        """Somebody found no room at some of ``members``.
+        """A request found no room at some of ``members``.
 
-        :param waits: nor at any other, so each who comes counts; else one more would do.
-        :return: whether our share of any of them is used up, and the cap is not.
+        :param waits: it found none at all, so each such request counts; if not, one place more is
+            demanded in all.
+        :return: :attr:`unmet`: our share of one of them is used up, but its cap is not.
         """
         pressed = self._pressed
         for member in members:
@@ -67,25 +66,25 @@ class Shares:
 
     @property
     def unmet(self) -> bool:
-        """Somebody may wait for more than we have."""
+        """A request may be waiting for more than our share."""
         return bool(self._pressed)
 
     @property
     def contended(self) -> bool:
-        """Some backend is full with ours and theirs together."""
+        """Whether some backend is at its cap with our and other gateways' requests."""
         views = ((member.view, member.cap) for member in self._fleet.members.values())
         return any(
             view.peers_in_flight and view.in_flight + view.peers_in_flight >= cap for view, cap in views
         )
 
     def give_up(self) -> None:
-        """Whoever waited does not wait any more."""
+        """No request waits any more."""
         self._pressed.clear()
 
-    def wishes(self) -> Wishes:
-        """What to ask for now. Of what is not asked for any more nothing is used from here on."""
+    def demands(self) -> Demands:
+        """What to ask for now. Places that are no longer demanded are not used from here on."""
         self._asked = dict(self._pressed)
-        found: Wishes = {}
+        found: Demands = {}
         for id, member in self._fleet.members.items():
             at_work = member.view.in_flight
             wanted = at_work + self._asked.get(id, 0)
@@ -97,7 +96,7 @@ class Shares:
             if self._others and wanted < member.room:
                 others = member.view.peers_in_flight
                 self._give(member, others, max(wanted, int(others < member.cap)))
-        self._wished = found
+        self._demanded = found
         return found
 
     def take(
@@ -107,18 +106,19 @@ class Shares:
         others: int,
         short: Collection[str] = (),
     ) -> None:
-        """What came of it.
+        """Take in the answer to the last demands.
 
-        :param granted: our shares.
-        :param busy: requests of the others at work.
-        :param others: how many gateways they are; with none, all is ours.
-        :param short: backends of which somebody else got less than wished for.
+        :param granted: our shares, by backend.
+        :param busy: requests of the other gateways in flight, by backend.
+        :param others: the number of other gateways; without any, the whole caps are ours.
+        :param short: backends of which another gateway got less than it demanded.
         """
         self._granted = granted
         self._short = short
         self._others = others
         for id, count in self._asked.items():
-            if granted.get(id, 0) >= self._wished.get(id, (0, 0, 0))[1] and self._pressed.get(id, 0) <= count:
+            _, demanded, _ = self._demanded.get(id, (0, 0, 0))
+            if granted.get(id, 0) >= demanded and self._pressed.get(id, 0) <= count:
                 self._pressed.pop(id, None)
         for id, member in self._fleet.members.items():
             at_work = busy.get(id, 0)
@@ -127,20 +127,20 @@ class Shares:
             self._give(member, at_work, share)
 
     def loosen(self) -> None:
-        """The store does not answer: go on with what is known of the others' work."""
+        """The store does not answer: go on with what is known of the others' requests."""
         for member in self._fleet.members.values():
             others = member.view.peers_in_flight
             self._give(member, others, max(member.room, member.cap - others))
 
     def forget(self) -> None:
-        """Nobody tells of the others any more: each has the whole cap."""
+        """Gateways no longer know of each other: each has the whole cap."""
         self._granted = {}
         self._others = 0
         for member in self._fleet.members.values():
             self._give(member, 0, None)
 
     def _give(self, member: Member, others: int, share: int | None) -> None:
-        """Let the choice know. Somebody may wait for more room than there was."""
+        """Set what routing goes by; with more room, waiting requests are offered it."""
         room = member.room
         member.view.peers_in_flight = others
         member.share(share)
@@ -149,13 +149,13 @@ class Shares:
 
     @property
     def shared(self) -> dict[str, int]:
-        """Our shares, for the operator."""
+        """Our shares by backend, for the operator."""
         return dict(self._granted)
 
 
 def may_get_room(fleet: Fleet, model: str) -> bool:
-    """Nobody of the model has room by our share, and somebody may have by its cap:
-    whoever asks the other gateways may get more in a moment."""
+    """Whether some backend of the model has room by its cap, but not by our share, so that asking
+    the other gateways may help."""
     return any(
         member.view.in_flight >= member.room
         and member.view.in_flight + member.view.peers_in_flight < member.cap
@@ -164,7 +164,7 @@ def may_get_room(fleet: Fleet, model: str) -> bool:
 
 
 def opinions(fleet: Fleet, now_s: float) -> Opinions:
-    """Whose breakers are open here."""
+    """The breakers that are open here."""
     found: Opinions = {}
     for id, member in fleet.members.items():
         for model, breaker in member.breakers.items():
@@ -173,12 +173,12 @@ def opinions(fleet: Fleet, now_s: float) -> Opinions:
     return found
 
 
-def heed(fleet: Fleet, told: Iterable[Opinions], now_s: float) -> None:
-    """Take the others' opinions as hints."""
-    for each in told:
-        for id, models in each.items():
-            member = fleet.members.get(id)
-            if member is not None:
-                for model, left_s in models.items():
-                    if not member.models or model in member.models:
-                        member.breaker(model).hinted(now_s + left_s)
+def take_hints(fleet: Fleet, told: Opinions, now_s: float) -> None:
+    """Take another gateway's opinions as hints."""
+    for id, models in told.items():
+        member = fleet.members.get(id)
+        if member is None:
+            continue
+        for model, left_s in models.items():
+            if not member.models or model in member.models:
+                member.breaker(model).hinted(now_s + left_s)

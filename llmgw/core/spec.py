@@ -10,11 +10,10 @@ from msgspec import Struct, field
 class BackendSpec(Struct, frozen=True):
     """One backend as configured or discovered.
 
-    :param url: base URL; a changed one means another server, whose profile starts anew.
-    :param models: names it serves, ``None`` to go by its reports.
-    :param max_connections: cap on requests in flight, ``None`` for its slot count.
-    :param context_length: tokens per slot, ``None`` to go by its reports.
-    :param extra: anything the owner wants to find again; not looked at.
+    :param url: base URL; if it changes, it is another server, with a new profile.
+    :param models: names of the models it serves; ``None``: as it reports.
+    :param max_connections: cap on requests in flight; ``None``: its number of slots.
+    :param context_length: tokens per slot; ``None``: as it reports.
     """
 
     id: str
@@ -24,4 +23,3 @@ class BackendSpec(Struct, frozen=True):
     max_connections: int | None = None
     context_length: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    extra: object = None

@@ -1,4 +1,4 @@
-"""How a member of the fleet stands, in words that operators see too."""
+"""The standings of a member of the fleet, in words that operators see, too."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import enum
 
 
 class Standing(enum.Enum):
-    """May a member be sent a request for a model?
+    """Whether a member may be sent a request for a model.
 
-    ``EJECTED`` is the passive kind of absence, an opinion that panic ignores;
-    ``DOWN`` is the active kind.
+    ``EJECTED`` is by passive checks (requests, timeouts of health checks), an opinion that panic
+    ignores; ``DOWN`` is by refused health checks, a fact.
     """
 
     READY = "ready"

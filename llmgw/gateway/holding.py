@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from llmgw.core.hold import MOST_SIGNALS, Bounds, signal_every_s
+from llmgw.core.hold import MAX_SIGNALS, Bounds, signal_every_s
 from llmgw.core.retry import retry_after
 from llmgw.errors import GatewayError, ModelLoading
 from llmgw.gateway.client_options import interim_kinds
@@ -224,4 +224,4 @@ def _signals_of(exchange: Exchange, wait_s: float) -> _Signals | None:
     caller = answering.caller
     if incoming.started or not (b"102" in wanted or (caller is not None and caller.interim)):
         return None
-    return _Signals(gateway, lambda: incoming.interim(102), every_s, MOST_SIGNALS)
+    return _Signals(gateway, lambda: incoming.interim(102), every_s, MAX_SIGNALS)

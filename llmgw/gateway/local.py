@@ -46,7 +46,7 @@ def answer(route: Route, path: str, caller: Caller, gateway: Gateway) -> bytes:
 
 def visible_models(caller: Caller, gateway: Gateway) -> list[str]:
     """The models of all backends and their aliases that ``caller`` may use: sorted names, each once."""
-    served = gateway.fleet.models(gateway.clock())
+    served = gateway.fleet.models()
     names = set(served)
     for name, rule in gateway.aliases.items():
         if rule.target in served or name in served:
@@ -63,7 +63,7 @@ def visible_models(caller: Caller, gateway: Gateway) -> list[str]:
 
 def _nobody_told(gateway: Gateway) -> bool:
     fleet = gateway.fleet
-    if fleet.models(gateway.clock()) or not gateway.upstreams:
+    if fleet.models() or not gateway.upstreams:
         return False
     # A backend that has not reported its models takes requests for any name.
     return fleet.serves("") and not any(

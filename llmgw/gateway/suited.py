@@ -17,7 +17,7 @@ def has_dialect(gateway: Gateway, route: Route, model: str) -> bool:
     """Whether a backend that serves ``model`` speaks the route's dialect."""
     if route.errors != OLLAMA:
         return True
-    ids = gateway.fleet.models(gateway.clock()).get(model, tuple(gateway.upstreams))
+    ids = gateway.fleet.models().get(model, tuple(gateway.upstreams))
     return bool(set(ids) - unsuited(gateway, route))
 
 
@@ -35,7 +35,7 @@ def only_model(gateway: Gateway) -> str:
 
     :raise InvalidRequest: there is not exactly one.
     """
-    models = gateway.fleet.models(gateway.clock())
+    models = gateway.fleet.models()
     if len(models) == 1:
         return next(iter(models))
     raise InvalidRequest("the request must name a model", param="model")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core.breaker import TRANSITIONS, Breaker, BreakerRules, State, Tally, Turn, ramp
+from llmgw.core.breaker import TRANSITIONS, Breaker, BreakerRules, State, Tally, Trigger, ramp
 
 STEADY = BreakerRules(jitter=0.0)
 
@@ -40,16 +40,16 @@ def half_open(rules: BreakerRules = STEADY) -> Breaker:
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("turn", Turn)
-def test_an_illegal_turn_raises_and_changes_nothing(state: State, turn: Turn) -> None:
+@pytest.mark.parametrize("trigger", Trigger)
+def test_an_illegal_transition_raises_and_changes_nothing(state: State, trigger: Trigger) -> None:
     subject = breaker()
     subject.state = state
-    if (state, turn) in TRANSITIONS:
-        subject._turn(turn, 0.0)
-        assert subject.state is TRANSITIONS[state, turn]
+    if (state, trigger) in TRANSITIONS:
+        subject._transition(trigger, 0.0)
+        assert subject.state is TRANSITIONS[state, trigger]
     else:
         with pytest.raises(KeyError):
-            subject._turn(turn, 0.0)
+            subject._transition(trigger, 0.0)
         assert subject.state is state
 
 

@@ -37,7 +37,7 @@ def test_one_whose_models_are_not_known_serves_any_name() -> None:
     assert subject.serves("anything")
     assert ids(subject) == ["b0", "new"]
     assert ids(subject, ask=request("anything")) == ["new"]
-    assert subject.models(0.0) == {"m": ("b0",)}
+    assert subject.models() == {"m": ("b0",)}
 
 
 def test_reported_models_are_served_and_configured_ones_win() -> None:
@@ -45,7 +45,7 @@ def test_reported_models_are_served_and_configured_ones_win() -> None:
     subject.put(BackendSpec("asked", "http://asked"), 0.0)
     for backend_id in ("b0", "asked"):
         report(subject, backend_id, HealthReport(alive=True, models=("x", "m")))
-    assert subject.models(0.0) == {"m": ("b0", "asked"), "x": ("asked",)}
+    assert subject.models() == {"m": ("b0", "asked"), "x": ("asked",)}
     assert not subject.serves("anything")
 
 
@@ -369,7 +369,7 @@ def test_a_draining_member_gets_nothing_new() -> None:
     assert ids(subject) == ["b1"]
     subject.drain("b1")
     assert subject.serves("m")
-    assert subject.models(0.0) == {"m": ("b0", "b1")}
+    assert subject.models() == {"m": ("b0", "b1")}
     assert isinstance(refusal(subject), NoBackend)
     subject.undrain("b1")
     assert ids(subject) == ["b1"]

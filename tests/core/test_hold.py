@@ -8,8 +8,8 @@ import pytest
 
 from llmgw.core import hold
 from llmgw.core.hold import (
-    BACKOFF_MOST_S,
     LOAD_S,
+    MAX_BACKOFF_S,
     Bounds,
     LoadTimes,
     Setbacks,
@@ -29,7 +29,7 @@ def test_a_request_is_held_for_half_as_long_again_as_the_load_within_bounds(
 
 
 def test_signs_of_life_span_the_hold_and_are_five_at_most() -> None:
-    assert signal_every_s(45.0, 2.0) * hold.MOST_SIGNALS < 45.0
+    assert signal_every_s(45.0, 2.0) * hold.MAX_SIGNALS < 45.0
     assert signal_every_s(45.0, 2.0) == 7.5
     assert signal_every_s(6.0, 2.0) == 2.0
 
@@ -55,7 +55,7 @@ def test_what_was_not_seen_is_guessed_from_what_is_alike() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold, "MOST_PAIRS", 2)
+    monkeypatch.setattr(hold, "MAX_PAIRS", 2)
     times, setbacks = LoadTimes(), Setbacks(10.0)
     for number, model in enumerate(("x", "y", "z")):
         times.learn("a", model, float(number + 1))
@@ -70,8 +70,8 @@ def test_the_pause_after_failures_doubles_up_to_five_minutes() -> None:
     assert setbacks.until_s("a", "m") == -inf
     assert setbacks.reason("a", "m") == ""
     waits = [setbacks.failed("a", "m", f"try {number}", 100.0) for number in range(7)]
-    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, BACKOFF_MOST_S, BACKOFF_MOST_S]
-    assert setbacks.until_s("a", "m") == 100.0 + BACKOFF_MOST_S
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, MAX_BACKOFF_S, MAX_BACKOFF_S]
+    assert setbacks.until_s("a", "m") == 100.0 + MAX_BACKOFF_S
     assert setbacks.until_s("b", "m") == -inf
     assert setbacks.reason("a", "m") == "try 6"
     setbacks.forget("a", "m")

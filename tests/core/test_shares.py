@@ -9,7 +9,7 @@ import pytest
 from llmgw.core.breaker import OPEN, BreakerRules
 from llmgw.core.fleet import BackendSpec, Fleet
 from llmgw.core.lease import Lease
-from llmgw.core.shares import Shares, heed, may_get_room, opinions
+from llmgw.core.shares import Shares, may_get_room, opinions, take_hints
 from llmgw.errors import Overloaded
 from llmgw.values import Request
 
@@ -83,29 +83,29 @@ def test_what_is_at_work_is_wished_for_and_what_was_missed_until_it_is_there() -
     shares = Shares(fleet)
     fleet.pressed = shares.press
     shares.take({}, {}, 1, ["b"])  # somebody else is short of it
-    assert shares.wishes() == {}
+    assert shares.demands() == {}
     held = at_work(fleet, 1)
-    assert shares.wishes() == {"b": (1, 1, 64)}
+    assert shares.demands() == {"b": (1, 1, 64)}
     assert not shares.unmet
     for _ in range(5):
         assert not is_free(fleet)
     assert shares.unmet
-    assert shares.wishes() == {"b": (1, 6, 64)}
+    assert shares.demands() == {"b": (1, 6, 64)}
     shares.take({"b": 4}, {}, 1, ["b"])
     assert shares.unmet
-    assert shares.wishes() == {"b": (1, 6, 64)}
+    assert shares.demands() == {"b": (1, 6, 64)}
     shares.take({"b": 6}, {}, 1, ["b"])
     assert not shares.unmet
-    assert shares.wishes() == {"b": (1, 1, 64)}
+    assert shares.demands() == {"b": (1, 1, 64)}
     shares.take({"b": 40}, {}, 1)
     held += at_work(fleet, 39)
     assert not is_free(fleet)
-    assert shares.wishes() == {"b": (40, 51, 64)}  # nobody is short: ten in reserve
+    assert shares.demands() == {"b": (40, 51, 64)}  # nobody is short: ten in reserve
     shares.give_up()
-    assert shares.wishes() == {"b": (40, 50, 64)}
+    assert shares.demands() == {"b": (40, 50, 64)}
     for lease in held:
         lease.finish(0.0, True, "done")
-    assert shares.wishes() == {"b": (0, 16, 64)}
+    assert shares.demands() == {"b": (0, 16, 64)}
 
 
 def test_what_was_missed_meanwhile_is_asked_for_the_next_time() -> None:
@@ -115,7 +115,7 @@ def test_what_was_missed_meanwhile_is_asked_for_the_next_time() -> None:
     shares.take({}, {}, 1, ["b"])
     at_work(fleet, 1)
     assert not is_free(fleet)
-    assert shares.wishes() == {"b": (1, 2, 64)}
+    assert shares.demands() == {"b": (1, 2, 64)}
     assert not is_free(fleet)  # while the store is asked
     shares.take({"b": 2}, {}, 1, ["b"])
     assert shares.unmet
@@ -129,7 +129,7 @@ def test_one_more_is_asked_for_where_somebody_goes_elsewhere() -> None:
     at_work(fleet, 1, "a")
     for _ in range(3):
         assert [each.id for each in fleet.candidates(request(), 0.0)] == ["b"]
-    assert shares.wishes() == {"a": (1, 2, 64)}
+    assert shares.demands() == {"a": (1, 2, 64)}
 
 
 def test_what_is_given_back_is_not_used_from_the_asking_on() -> None:
@@ -139,7 +139,7 @@ def test_what_is_given_back_is_not_used_from_the_asking_on() -> None:
     shares.take({"b": 3}, {"b": 1}, 1, ["b"])
     at_work(fleet, 1)
     assert fleet.members["b"].room == 3
-    shares.wishes()
+    shares.demands()
     assert fleet.members["b"].room == 1
 
 
@@ -147,9 +147,9 @@ def test_who_is_idle_keeps_half_of_an_equal_part_unless_somebody_is_short_of_it(
     fleet = a_fleet(64, "a", "b")
     shares = Shares(fleet)
     shares.take({}, {}, 3, ["b"])
-    assert shares.wishes() == {"a": (0, 8, 64)}
+    assert shares.demands() == {"a": (0, 8, 64)}
     shares.take({"a": 8}, {}, 3)
-    assert shares.wishes() == {"a": (0, 8, 64), "b": (0, 8, 64)}
+    assert shares.demands() == {"a": (0, 8, 64), "b": (0, 8, 64)}
 
 
 def test_while_the_store_is_silent_what_is_known_counts() -> None:
@@ -167,7 +167,7 @@ def test_no_more_is_wished_for_than_the_cap() -> None:
     at_work(fleet, 2)
     assert not is_free(fleet)  # the cap itself is used up: nothing to ask for
     assert not shares.unmet
-    assert shares.wishes() == {"b": (2, 2, 2)}
+    assert shares.demands() == {"b": (2, 2, 2)}
 
 
 def test_without_the_others_each_has_the_whole_cap_again() -> None:
@@ -213,7 +213,8 @@ def test_a_breakers_opinion_is_a_hint_that_one_failure_confirms() -> None:
     told = opinions(there, 1.0)
     assert list(told) == ["a"]
     assert 2.0 < told["a"]["m"] < 6.0
-    heed(here, [told, {"nobody": {"m": 1.0}}, {"a": {"another's": 1.0}}], 1.0)
+    for each in (told, {"nobody": {"m": 1.0}}, {"a": {"another's": 1.0}}):
+        take_hints(here, each, 1.0)
     assert [each.id for each in here.candidates(request(), 1.0)] == ["a", "b", "c"]
     here.lease("a", request(), 1.0).finish(1.5, False, "reset")
     assert here.members["a"].breakers["m"].state is OPEN
@@ -224,7 +225,7 @@ def test_a_breakers_opinion_is_a_hint_that_one_failure_confirms() -> None:
 
 def test_a_hint_runs_out() -> None:
     fleet = a_fleet(64, "a", "b")
-    heed(fleet, [{"a": {"m": 1.0}}], 10.0)
+    take_hints(fleet, {"a": {"m": 1.0}}, 10.0)
     fleet.lease("a", request(), 11.0).finish(11.5, False, "reset")
     assert "a" in [each.id for each in fleet.candidates(request(), 11.6)]
 
@@ -233,7 +234,7 @@ def test_a_backend_that_has_not_told_its_models_takes_hints_too() -> None:
     fleet = Fleet(BreakerRules(), Random(1))
     for id in ("a", "b"):
         fleet.put(BackendSpec(id, f"http://{id}"), 0.0)
-    heed(fleet, [{"a": {"": 5.0}}], 0.0)
+    take_hints(fleet, {"a": {"": 5.0}}, 0.0)
     fleet.lease("a", request(), 0.0).finish(0.5, False, "reset")
     assert opinions(fleet, 0.6)["a"].keys() == {""}
 
@@ -265,7 +266,7 @@ def test_together_they_stay_within_cap_and_slack(peers: int, cap: int) -> None:
             short = ["b"] if any(each[2] for each in rest) else []
             answers[me] = (granted, sum(each[0] for each in rest), short)
         else:
-            asked[me] = shares[me].wishes().get("b", (0, 0, cap))
+            asked[me] = shares[me].demands().get("b", (0, 0, cap))
             if dice.random() < 0.3:
                 shares[me].give_up()
 

@@ -31,7 +31,7 @@ def test_only_those_that_have_the_model_in_memory_are_asked() -> None:
     assert subject.cold("m")
     assert subject.cold("n")
     assert not subject.cold("x")
-    assert subject.models(0.0) == {"m": ("b0", "b1"), "n": ("b0", "b1")}
+    assert subject.models() == {"m": ("b0", "b1"), "n": ("b0", "b1")}
     with pytest.raises(ModelNotFound):
         ids(subject, "x")
 
