@@ -219,7 +219,20 @@ class _Asked:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body. :raise OSError: no HTTP came back."""
-        request = urllib.request.Request(self._backend.url + path, headers=self._headers)
+        parts = urlsplit(self._backend.url)
+        if parts.scheme == "http" and parts.hostname == "localhost":
+            # Both loopback addresses, whatever the hosts file says; see llmgw.wire.names.
+            self._headers["host"] = parts.netloc
+            try:
+                return self._get(self._backend.url.replace("localhost", "127.0.0.1", 1) + path)
+            except urllib.error.URLError as error:
+                if not isinstance(error.reason, ConnectionRefusedError):
+                    raise
+            return self._get(self._backend.url.replace("localhost", "[::1]", 1) + path)
+        return self._get(self._backend.url + path)
+
+    def _get(self, url: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(url, headers=self._headers)
         try:
             with self._opener.open(request, timeout=WITHIN_S) as answer:
                 return answer.status, answer.read(MOST_BYTES)

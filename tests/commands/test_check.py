@@ -1,6 +1,7 @@
 """``llmgw check``: the exit status and the words an operator gets."""
 
 import gzip
+import http.server
 import json
 import socket
 import ssl
@@ -456,3 +457,28 @@ def test_a_backend_behind_a_proxy_that_compresses(tmp_path):
     backend.close()
     assert what.startswith("a compresses its answers, though none is asked for")
     assert "gzip off" in cure
+
+
+def test_localhost_is_both_loopback_addresses_as_it_is_for_the_gateway(tmp_path):
+    class Six(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(LLAMA.get(self.path, {})).encode()
+            self.send_response(200 if self.path in (*LLAMA, "/health") else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    class Server(http.server.ThreadingHTTPServer):
+        address_family = socket.AF_INET6
+
+    with Server(("::1", 0), Six) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        table = (
+            f'[[backends]]\nid = "a"\nurl = "http://localhost:{server.server_port}"\nmax_connections = 9\n'
+        )
+        found = findings(write(tmp_path, table))
+        server.shutdown()
+    assert set(found) == {"backends[0].max_connections"}
