@@ -70,6 +70,7 @@ class InvalidApiKey(GatewayError):
     status = 401
     code = "invalid_api_key"
     type = "authentication_error"
+    should_retry = False
 
 
 class ModelNotAllowed(GatewayError):

@@ -455,6 +455,8 @@ def test_a_wrong_or_missing_key_is_401(gateway: Gateway, backend: Scripted, head
     assert answer.status == 401
     assert answer.json["error"]["code"] == "invalid_api_key"
     assert answer.get("www-authenticate") == "Bearer"
+    # Some clients sign in anew upon a 401, and go on for minutes.
+    assert answer.get("x-should-retry") == "false"
     assert backend.requests == []
 
 
