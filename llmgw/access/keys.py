@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FOREVER = float("inf")
 
-MOST_SEEN = 4096
+MAX_SEEN = 4096
 """Keys whose owner is found without hashing; beyond it all are forgotten and hashed once more."""
 
 _NOBODY = (bytes(32), b"", 0.0)
@@ -87,7 +87,7 @@ class KeysChecker:
         # The dict look-up compares digests, which an attacker cannot steer byte by
         # byte; this comparison does not even depend on that.
         if hmac.compare_digest(known, shown) and self._wall_clock() < expires_unix_s:
-            if len(self._seen) >= MOST_SEEN:
+            if len(self._seen) >= MAX_SEEN:
                 self._seen.clear()
             self._seen[secret] = (avatar_id, expires_unix_s)
             return avatar_id

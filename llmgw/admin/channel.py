@@ -33,7 +33,7 @@ LEAST_BODY_S = 30.0
 BODY_BYTES_PER_S = 16 << 10
 CLOSE_S = 5
 """For the peer to take leave."""
-MOST_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 """Twice the listeners to events that there may be: they leave room for the rest."""
 
 
@@ -173,7 +173,7 @@ class Connections:
     :param most: so many may be open.
     """
 
-    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, most: int = MAX_CONNECTIONS) -> None:
         self.most = most
         self._open: dict[AdminChannel, None] = {}
 

@@ -33,7 +33,7 @@ COMMENT_AFTER = 15
 """Ticks of silence after which a comment goes out, so that nobody between us and the listener hangs up."""
 STALLED_AFTER = 60
 """Ticks after which a listener that takes nothing gives its place to others."""
-MOST_LISTENERS = 64
+MAX_LISTENERS = 64
 UNTOLD = frozenset({"uptime_s", "at", "contact_age_s"})
 """Keys of the state that always change, and are no reason for an event."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -87,7 +87,7 @@ class Events(Resource):
             return send(request, Answer(b"", content_type=EVENT_STREAM))
         if request.method != b"GET":
             return send(request, not_allowed(request, (b"GET", b"HEAD")))
-        if len(self._listeners) >= MOST_LISTENERS:
+        if len(self._listeners) >= MAX_LISTENERS:
             return send(request, error_answer(Overloaded("too many listeners")))
         gone = request.notifyFinish()
         gone.addErrback(lambda _: None)

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 OTHER = "other"
-MOST_SERIES = 2000
+MAX_SERIES = 2000
 """Label sets of one family; further ones are counted together, under ``other``."""
 
 
@@ -106,7 +106,7 @@ class Family(Generic[S]):
         return self._new(values) if found is None else found
 
     def _new(self, values: tuple[str, ...]) -> S:
-        if len(self.children) >= MOST_SERIES:
+        if len(self.children) >= MAX_SERIES:
             values = (OTHER,) * len(self.labels)
             found = self.children.get(values)
             if found is not None:

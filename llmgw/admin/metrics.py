@@ -3,7 +3,7 @@
 Counting is a dictionary look-up and an addition, since it stands in the way of
 every request; ``prometheus_client`` takes ten times as long and serves the
 process's own figures. Labels are bounded: a model nobody is configured for is
-``other``, and so is what comes after :data:`~llmgw.admin.exposition.MOST_SERIES`.
+``other``, and so is what comes after :data:`~llmgw.admin.exposition.MAX_SERIES`.
 
 Every metric is described for operators in ``docs/metrics.md``.
 """
@@ -18,7 +18,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from llmgw import __version__
-from llmgw.admin.exposition import MOST_SERIES, OTHER, Count, Family, Histogram, labelled, write_gauge
+from llmgw.admin.exposition import MAX_SERIES, OTHER, Count, Family, Histogram, labelled, write_gauge
 from llmgw.admin.openmetrics import Exemplar, openmetrics
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Metrics:
             self._tokens.child((name, "cached")),
             self._tokens.child((name, "output")),
         )
-        if name == model and len(self._series) < MOST_SERIES:
+        if name == model and len(self._series) < MAX_SERIES:
             self._series[route, model, backend, status] = series
         return series
 
@@ -280,7 +280,7 @@ class Metrics:
         out: list[str] = []
         for family in self._families:
             # Backends that discovery took away must not use up the room of the next.
-            if len(family.children) > MOST_SERIES // 2:
+            if len(family.children) > MAX_SERIES // 2:
                 family.keep("backend", present)
                 self._series.clear()
                 self._exemplars.clear()

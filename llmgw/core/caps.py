@@ -47,7 +47,7 @@ _NO_GRAMMAR = (b"null", b"false", b'""')
 _SCHEMALESS = (None, "text", "json_object")
 """Types of formats that are built in."""
 
-MOST_OBJECT_BYTES = 1 << 18
+MAX_OBJECT_BYTES = 1 << 18
 """Objects that are built to be looked into are no longer; what stays as it came may be."""
 _OPEN_BRACE, _DOUBLE_QUOTE = b'{"'
 _NULL = msgspec.Raw(b"null")
@@ -123,7 +123,7 @@ def _logprobs(found: Mapping[str, msgspec.Raw]) -> float:
 
 
 def _includes_logprobs(raw: msgspec.Raw) -> bool:
-    if len(raw) > MOST_OBJECT_BYTES:
+    if len(raw) > MAX_OBJECT_BYTES:
         return True  # nobody can say otherwise at a fair price
     words = _any(raw)
     return isinstance(words, list) and any(isinstance(each, str) and "logprobs" in each for each in words)
@@ -148,7 +148,7 @@ def _check_grammar(found: Mapping[str, msgspec.Raw]) -> None:
 
 def _whole(raw: msgspec.Raw | None) -> float:
     """A number that stands for a count; ``true`` is 1, and what is no number is 0."""
-    value = None if raw is None or len(raw) > MOST_OBJECT_BYTES else _any(raw)
+    value = None if raw is None or len(raw) > MAX_OBJECT_BYTES else _any(raw)
     return value if isinstance(value, int | float) else 0
 
 
@@ -177,6 +177,6 @@ def _mapping(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, Any]:
 def _members(found: Mapping[str, msgspec.Raw], name: str) -> dict[str, msgspec.Raw]:
     """As :func:`_mapping`, each value as it came."""
     raw = found.get(name)
-    if raw is not None and len(raw) > MOST_OBJECT_BYTES and memoryview(raw)[0] == _OPEN_BRACE:
-        raise InvalidRequest(f"{name!r} is longer than {MOST_OBJECT_BYTES} bytes", param=name)
+    if raw is not None and len(raw) > MAX_OBJECT_BYTES and memoryview(raw)[0] == _OPEN_BRACE:
+        raise InvalidRequest(f"{name!r} is longer than {MAX_OBJECT_BYTES} bytes", param=name)
     return members_of(raw)

@@ -1,8 +1,8 @@
 """Decodes chunked content, for both directions.
 
-Our own rather than llhttp's, for what llhttp cannot tell or bound: where exactly
-the message ends, how long a size line is, how much all extensions and the
-trailers take. Nothing is passed on that was not framed beyond doubt.
+A decoder of our own, since llhttp cannot tell where exactly the message ends, nor limit the
+length of a size line, of all extensions, and of the trailers. Nothing with ambiguous framing
+is passed on.
 
 :source: RFC 9112 section 7.1; CVE-2024-27982 and CVE-2025-55315 for the bare LF,
     CVE-2025-43859 for the unchecked end of a chunk.
@@ -16,16 +16,16 @@ from collections.abc import Callable
 from llmgw.core.http import TEXT, HeadLimits, Refuse
 from llmgw.core.lines import FieldSection
 
-# int(x, 16) alone would take "0x5", "+5" and "5_0".
+# int(x, 16) alone would accept "0x5", "+5" and "5_0".
 _PLAIN_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _PLAIN_DIGITS = 15
 _NEVER = re.compile(rb"(?!)")
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})(;%b*+)?" % TEXT)
 _CR, _LF = 13, 10
 _CHUNK_END = b"\r\n"
-# Token streams bring one whole chunk per read. How long the read is tells how its size line
-# must read, so that two comparisons do for a match; by length of the read. Only the shortest
-# spelling of a size counts: it is also ours, and such a chunk may be passed on as it is.
+# Reads of token streams are usually exactly one chunk. The length of such a read determines its
+# size line, so two comparisons suffice to recognise it; by length of the read. Only the shortest
+# spelling of a size is recognised, which is also ours: such a chunk can be forwarded as it is.
 _ALONE = {len(b"%x\r\n\r\n" % size) + size: b"%x\r\n" % size for size in range(1, 2048)}
 _ALONE_DIGITS = 3
 
@@ -35,13 +35,13 @@ def _ignore(data: bytes) -> None:
 
 
 class ChunkedDecoder:
-    """Takes chunked bytes, hands on their content.
+    """Takes chunked bytes and delivers their content.
 
-    Extensions and trailers are checked and dropped. Holds back at most one size
-    line or one trailer section.
+    Extensions and trailers are checked and dropped. At most one size line or one trailer
+    section is buffered.
 
-    :param deliver: gets the content in slices, in order, none empty.
-    :param refuse: makes the fault of this side.
+    :param deliver: gets the content in slices, in order, none of them empty.
+    :param refuse: makes the fault, :func:`~.http.bad_request` or :func:`~.http.bad_response`.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class ChunkedDecoder:
         self._limits = limits
         self._refuse = refuse
         self._chunk_line = limits.chunk_line
-        # A limit below what these may hold leaves all to the careful reading.
+        # With a limit below the length of these lines all reads take the careful path.
         self._plain = _PLAIN_SIZE_LINE if limits.chunk_line >= _PLAIN_DIGITS else _NEVER
         self._alone = _ALONE if limits.chunk_line >= _ALONE_DIGITS else {}
         self._extensions_left = limits.chunk_extensions
@@ -73,15 +73,17 @@ class ChunkedDecoder:
         self._trailers: FieldSection | None = None
 
     def stop(self) -> None:
-        """Deliver nothing more, not even the rest of the read in hand."""
+        """Deliver nothing more, not even the rest of the current read."""
         self._deliver = _ignore
         self._alone = {}
 
     def alone_at(self, data: bytes) -> int:
-        """Recognise a read that is exactly one whole chunk, the usual one of a token stream.
+        """Recognise a read that is exactly one whole chunk, as most reads of a token stream are.
 
-        :return: where its content begins, which ends two bytes before the read does;
-            0 for any other read. Nothing is taken: whoever wants the content takes it.
+        Nothing is consumed: the caller takes the content, or passes the read to :meth:`feed`.
+
+        :return: the offset of the content, which ends two bytes before the end of the read;
+            0 for any other read.
         """
         if self._at_size and not self._held and self._trailers is None:
             size_line = self._alone.get(len(data))
@@ -92,8 +94,8 @@ class ChunkedDecoder:
     def feed(self, data: bytes) -> int:
         """Take the next bytes.
 
-        :return: -1 while the message goes on; at its end the number of bytes of ``data``
-            behind it.
+        :return: -1 while the message goes on; at its end the number of bytes of ``data`` that
+            follow it.
         :raise HttpFault: by ``refuse``.
         """
         if self._held:
@@ -125,7 +127,7 @@ class ChunkedDecoder:
                     continue
                 self._at_size = False
                 self._remaining = size
-                self._continue_chunk(data, start)  # takes all, or raises: the CRLF is not here
+                self._continue_chunk(data, start)  # consumes all, or raises: the CRLF is missing
                 return -1
             else:
                 if data[start : start + 2] == _CHUNK_END:
@@ -142,9 +144,9 @@ class ChunkedDecoder:
         return len(data) - end
 
     def _continue_chunk(self, data: bytes, start: int = 0) -> int:
-        """Take content of the chunk in progress, and the CRLF behind it.
+        """Take content of the current chunk, and the CRLF after it.
 
-        :return: where the next size line begins, -1 when all of ``data`` is taken.
+        :return: the offset of the next size line; -1 if all of ``data`` was taken.
         """
         remaining = self._remaining
         if remaining:
@@ -168,9 +170,9 @@ class ChunkedDecoder:
         return start + 2
 
     def _read_size_line(self, data: bytes, start: int) -> tuple[int, int]:
-        """Read a size line that is cut, extended or wrong.
+        """Read a size line that is incomplete, has extensions, or is malformed.
 
-        :return: the size, and where its chunk begins (-1 when more bytes are needed).
+        :return: the size, and the offset of its chunk (-1 if more bytes are needed).
         """
         found = _SIZE_LINE.match(data, start)
         if found is None:

@@ -1,17 +1,16 @@
 """The strict HTTP/1.1 profile: what a message head must look like, and what it says.
 
-One rule stands over all others: a message whose framing is not beyond doubt is
-refused, and nothing after it is parsed (RFC 9112 section 11.2). Both readers
-(:mod:`.request_reader`, :mod:`.response_reader`) work by the rules here; they
-add only the order in which bytes arrive.
+The most important rule: a message with ambiguous framing is refused, and nothing after it is
+parsed (RFC 9112 section 11.2). Both readers (:mod:`.request_reader`, :mod:`.response_reader`)
+use the rules here; they only add that bytes arrive in pieces.
 
 Where this profile is stricter than the RFCs:
 
-1. Lines end in CRLF; a lone CR or LF is refused (RFC 9112 2.2 lets them pass).
+1. Lines end in CRLF; a lone CR or LF is refused (RFC 9112 section 2.2 allows it).
 2. ``Content-Length`` may not be repeated, not even with the same value.
 3. ``chunked`` is the only transfer coding, and HTTP/1.0 has none.
 4. A GET or HEAD with content is refused.
-5. Request fields whose name holds ``_`` are dropped: CGI-like stacks read
+5. Request fields with ``_`` in their name are dropped: CGI-like stacks read
    ``content_length`` as ``content-length``.
 """
 
@@ -27,11 +26,11 @@ from llmgw.core.target import Target, is_authority, parse_target
 
 
 class HttpFault(Exception):
-    """A peer sent what this profile refuses. The connection must not be read further.
+    """A peer sent something that this profile refuses. Nothing more may be parsed on the connection.
 
     :param status: what to answer, or what the client of a backend should see (502).
     :param code: machine-readable, as in the error body.
-    :param message: for people; holds nothing the peer sent.
+    :param message: for people; holds nothing that the peer has sent.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -42,31 +41,31 @@ class HttpFault(Exception):
 
 
 Refuse = Callable[[str], HttpFault]
-"""Makes the fault for a message: requests and responses answer the same fault differently."""
+"""Makes the fault with a message: the same fault has another status in a request than in a response."""
 
 
 def bad_request(message: str) -> HttpFault:
-    """400: the request's form is wrong."""
+    """400: the request is malformed."""
     return HttpFault(400, "invalid_request", message)
 
 
 def head_too_large(message: str) -> HttpFault:
-    """431 (RFC 6585 section 5)."""
+    """431: the head is too large (RFC 6585 section 5)."""
     return HttpFault(431, "headers_too_large", message)
 
 
 def bad_response(message: str) -> HttpFault:
-    """502: a backend's framing is wrong."""
+    """502: a backend's response is malformed."""
     return HttpFault(502, "upstream_framing", message)
 
 
 class HeadLimits(Struct, frozen=True):
-    """How much of a message may be framing. All in bytes, but ``count``.
+    """Limits for everything in a message but its content. All in bytes, except ``count``.
 
     :param request_line: method, target and version, without its CRLF.
     :param header_line: one request header line, without its CRLF.
-    :param headers: all header lines; of a response, the whole head.
-    :param count: header lines, also trailer lines.
+    :param headers: all header lines; for a response, the whole head.
+    :param count: number of header lines, and of trailer lines.
     :param chunk_line: a chunk-size line with its extensions, without its CRLF.
     :param chunk_extensions: all chunk extensions of one body.
     :param trailers: the trailer section.
@@ -85,28 +84,27 @@ DEFAULT_LIMITS = HeadLimits()
 
 
 class RequestHead(Struct, frozen=True):
-    """A request's head that met every rule.
+    """A request's head that meets every rule.
 
     Messages may share a head, its ``headers`` or its ``cache``
-    (:class:`~llmgw.core.lines.HeadMemo`): all of it is for reading, only
-    ``cache`` is for writing.
+    (:class:`~llmgw.core.lines.HeadMemo`): only ``cache`` may be written to.
 
     :param method: GET, HEAD, POST, OPTIONS or DELETE.
     :param path: as sent, percent-encoding kept; begins with ``/``.
     :param query: as sent, without the ``?``.
     :param version: 10 or 11.
     :param headers: lower-case names; repeated fields are joined with ``", "``.
-        Without names that hold ``_``, without what ``Connection`` nominates, and without
-        the length, so that messages that differ in it alone share one dictionary.
-    :param content_length: bytes of content, ``None`` when the field is absent.
-    :param chunked: the content is chunked; without both there is no content.
+        Without names with ``_``, without fields that ``Connection`` nominates, and without the
+        length, so that messages that differ only in it share one dictionary.
+    :param content_length: bytes of content; ``None`` if the field is absent.
+    :param chunked: the content is chunked; if neither is given there is no content.
     :param keep_alive: the client allows another request on this connection.
     :param expect_continue: the client waits for ``100 Continue`` before its content.
-    :param cache: for what others derive from this head, each below a name of its own.
-        One for all messages whose heads differ in the digits of ``Content-Length``
-        alone, empty for a head that is not remembered. What is put here must follow
-        from the head without its length, and from nothing that can change meanwhile:
-        else keep beside it what tells that it is stale.
+    :param cache: for values that others derive from this head, each under a key of its own.
+        Shared by all messages whose heads differ only in the digits of ``Content-Length``;
+        empty for a head that is not kept. What is put here must depend only on the head
+        without its length; anything that also depends on something that changes must be
+        stored with a way to recognise that it is stale.
     """
 
     method: str
@@ -122,13 +120,13 @@ class RequestHead(Struct, frozen=True):
 
 
 class ResponseHead(Struct, frozen=True):
-    """A final response's head that met every rule; for reading, as :class:`RequestHead` is.
+    """A final response's head that meets every rule; read-only like :class:`RequestHead`.
 
     :param status: 200 to 599.
     :param reason: as sent, may be empty.
     :param headers: lower-case names in the order sent, without what ``Connection`` nominates.
-    :param content_length: what the field says, which for HEAD and 304 is not what follows.
-    :param chunked: likewise.
+    :param content_length: the field's value; for HEAD and 304 no content follows.
+    :param chunked: the same applies.
     :param keep_alive: the backend allows another request on this connection.
     :param cache: as in :class:`RequestHead`.
     """
@@ -179,12 +177,12 @@ _NO_OPTIONS: frozenset[bytes] = frozenset()
 
 
 def parse_request_line(line: bytes) -> tuple[str, Target, int]:
-    """Take a request line apart.
+    """Parse a request line.
 
     :param line: without its CRLF.
     :return: method, target, version (10 or 11).
-    :raise HttpFault: 400 malformed, 405 a method (or ``*``) that nothing here serves,
-        505 another version.
+    :raise HttpFault: 400 malformed, 405 a method (or ``*``) that is not served, 505 another
+        version.
     :source: RFC 9112 section 3.
     """
     found = _REQUEST_LINE.fullmatch(line)
@@ -224,12 +222,12 @@ def connection_options(value: bytes) -> frozenset[bytes]:
 
 
 def _keep_alive(version: int, options: frozenset[bytes]) -> bool:
-    """RFC 9112 section 9.3."""
+    """Whether the connection may be kept (RFC 9112 section 9.3)."""
     return b"close" not in options and (version == 11 or b"keep-alive" in options)
 
 
 def keep_alive_timeout(value: bytes | None) -> float | None:
-    """Seconds of ``Keep-Alive: timeout=5, max=100`` (RFC 2068 section 19.7.1.1); ``None`` when not told."""
+    """Seconds of ``Keep-Alive: timeout=5, max=100`` (RFC 2068 section 19.7.1.1); ``None`` if not given."""
     match = re.search(rb"timeout=(\d{1,6})", value or b"")
     return float(match[1]) if match else None
 
@@ -239,7 +237,7 @@ def _framing(
 ) -> tuple[int | None, bool]:
     """How the content is delimited: its length, whether it is chunked.
 
-    :raise HttpFault: by ``unknown`` for one single coding that we do not have, else by ``refuse``.
+    :raise HttpFault: by ``unknown`` for a single coding that is not supported, else by ``refuse``.
     :source: RFC 9112 sections 6.1 to 6.3.
     """
     if coding is not None:
@@ -265,9 +263,9 @@ def _unknown_coding(message: str) -> HttpFault:
 
 
 def _join_repeated(fields: Fields) -> dict[bytes, bytes]:
-    """RFC 9110 section 5.3.
+    """Combine repeated fields (RFC 9110 section 5.3).
 
-    :raise HttpFault: 400, a field that stands for itself came twice.
+    :raise HttpFault: 400, a field that must not be repeated came twice.
     """
     headers: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -281,14 +279,14 @@ def _join_repeated(fields: Fields) -> dict[bytes, bytes]:
 
 
 def make_request_head(method: str, target: Target, version: int, fields: Fields) -> RequestHead:
-    """Read what the fields of a request say, by the rules of this module.
+    """Interpret the fields of a request by the rules of this module.
 
     :raise HttpFault: 400, 417 or 501.
     """
     headers = dict(fields)
     if len(headers) != len(fields):
         headers = _join_repeated(fields)
-    if b"_" in b"".join(headers):  # one look at all names takes a fifth of a look at each
+    if b"_" in b"".join(headers):  # one search of all names takes a fifth of the time of a search of each
         headers = {name: value for name, value in headers.items() if b"_" not in name}
 
     length, chunked = _framing(
@@ -341,7 +339,7 @@ def make_request_head(method: str, target: Target, version: int, fields: Fields)
 
 
 def parse_status_line(line: bytes) -> tuple[int, int, bytes]:
-    """Take a status line apart; the reason may be missing together with its space.
+    """Parse a status line; the reason may be missing together with its space.
 
     :return: version (10 or 11), status (100 to 599), reason.
     :raise HttpFault: 502.
@@ -354,7 +352,7 @@ def parse_status_line(line: bytes) -> tuple[int, int, bytes]:
 
 
 def make_response_head(version: int, status: int, reason: bytes, fields: Fields) -> ResponseHead:
-    """Read what the fields of a response say, by the rules of this module.
+    """Interpret the fields of a response by the rules of this module.
 
     :raise HttpFault: 502.
     """

@@ -1,8 +1,8 @@
-"""Finds the ends of lines and of field sections while their bytes arrive; remembers whole heads.
+"""Finds the ends of lines and of field sections while their bytes arrive; caches whole heads.
 
-Everything here answers the same for every way of cutting the bytes: a fault is
-a property of the shortest prefix that shows it. So of two faults in one read
-the one that ends first is raised, as if the bytes had come one by one.
+Results never depend on how the bytes were cut into reads: a fault is a property of the
+shortest prefix that shows it. So of two faults in one read the one that ends first is raised,
+as if the bytes had come one by one.
 
 :source: RFC 9112 sections 2.2 and 5.
 """
@@ -19,16 +19,16 @@ from llmgw.core.http import DEFAULT_LIMITS, TEXT, TOKEN, Fields, HeadLimits, Ref
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _NAME = re.compile(rb"%b+:" % TOKEN)
 # No possessive group: before CPython 3.11.5 those match wrongly (python/cpython#106052).
-# Neither TOKEN holds ":" nor TEXT holds CR, so giving back never finds another match.
+# TOKEN excludes ":" and TEXT excludes CR, so backtracking never finds another match.
 _WHOLE_LINES = re.compile(rb"(?:%b+:%b*\r\n)*" % (TOKEN, TEXT))
 _CR, _LF = 13, 10
 _LENGTH = b"\r\nContent-Length: "
 _LOWER_LENGTH = b"\r\ncontent-length: "
-_MOST_DIGITS = 15
-_SEEN_ONCE = 8  # as many numbers for each head that may be kept
+_MAX_DIGITS = 15
+_SEEN_ONCE = 8  # times as many hashes are kept as heads
 
-MOST_BYTES = 2048
-"""No larger head is read in one piece or remembered."""
+MAX_BYTES = 2048
+"""Larger heads are neither parsed in one piece nor cached."""
 
 
 def line_end(
@@ -42,12 +42,12 @@ def line_end(
 ) -> tuple[int, bool]:
     """Look for the end of a line.
 
-    :param seen: where to begin: the line's start, or what an earlier call returned.
-    :param limit_at: the CR must stand at or before this index.
-    :param illegal: matches the bytes that may not stand in the line; CR and LF among them.
-    :param what: names the line in messages.
-    :return: index of the CR and ``True``; or, when more bytes are needed, the index to
-        hand in as ``seen`` and ``False``.
+    :param seen: where to begin: the start of the line, or what an earlier call returned.
+    :param limit_at: the CR must be at or before this index.
+    :param illegal: matches the bytes that are not allowed in the line, CR and LF included.
+    :param what: the name of the line in messages.
+    :return: the index of the CR and ``True``; or, if more bytes are needed, the index to pass as
+        ``seen`` and ``False``.
     :raise HttpFault: by ``too_long`` or ``refuse``.
     """
     found = illegal.search(buffer, seen)
@@ -66,12 +66,12 @@ def line_end(
 
 
 class FieldSection:
-    """Finds the end of a header or trailer section; its buffer may only grow at its end.
+    """Finds the end of a header or trailer section in a buffer that only grows at its end.
 
     :param line_limit: bytes of one line without CRLF.
-    :param total_limit: bytes of the section.
-    :param count_limit: lines.
-    :param what: names the section's lines in messages.
+    :param total_at: index at which the section must have ended.
+    :param count_limit: number of lines.
+    :param what: the name of the lines in messages.
     """
 
     __slots__ = (
@@ -107,13 +107,13 @@ class FieldSection:
         self._what = what
 
     def end(self, buffer: bytes) -> int:
-        """Index just behind the empty line that ends the section, or -1 when more bytes are needed.
+        """The index after the empty line that ends the section; -1 if more bytes are needed.
 
-        :raise HttpFault: at the first byte that cannot be part of a good section.
+        :raise HttpFault: at the first byte that cannot be part of a valid section.
         """
         line = self._line
         if self._seen == line:
-            # The usual case in one match: whole good lines, together shorter than each one may be.
+            # The common case in one match: whole valid lines, together shorter than one line may be.
             end = _WHOLE_LINES.match(buffer, line).end()  # type: ignore[union-attr]
             count = self._count + buffer.count(b"\n", line, end)
             if end - line <= self._line_limit and end <= self._total_at and count <= self._count_limit:
@@ -146,16 +146,16 @@ class FieldSection:
 
 
 def whole_section(buffer: bytes, start: int, end: int, count_limit: int) -> bool:
-    """Whether a :class:`FieldSection` would pass these lines. ``False`` may be asked of it again.
+    """Whether a :class:`FieldSection` would accept these lines; ``False`` decides nothing.
 
-    :param end: behind the empty line, and no further than the limits of size reach.
+    :param end: the index after the empty line; the section must be within the limits of size.
     """
     lines = _WHOLE_LINES.match(buffer, start)
     return lines.end() + 2 == end and buffer.count(b"\n", start, end) <= count_limit + 1  # type: ignore[union-attr]
 
 
 Cut = tuple[bytes, bytes]
-"""A head's bytes before and behind the digits of its length; all of it and ``b""`` when nothing is cut."""
+"""The bytes of a head before and after the digits of its length; all of it and ``b""`` if nothing is cut."""
 
 NO_CUT: Cut = (b"", b"")
 
@@ -163,32 +163,31 @@ Entry = TypeVar("Entry")
 
 
 class HeadMemo(Generic[Entry]):
-    """Heads that were read and found good, so that the same bytes are not read again.
+    """A cache of heads that were parsed and found valid, so that the same bytes are parsed once.
 
-    Clients and backends send one head over and over; only the digits of
-    ``Content-Length`` differ. So these are cut out, and the bytes around them lead
-    to what reading them gave. Exact, since
+    Clients and backends send the same head again and again; only the digits of
+    ``Content-Length`` differ. So these are cut out, and the bytes around them are the key of the
+    parsed head. This is exact, since
 
-    1. only whole heads are kept that met every rule; none that is looked up is longer
-       than any limit of size;
-    2. the digits are cut behind a ``Content-Length: `` that begins a line, of which a
-       good head has one: heads with the same :data:`Cut` differ in these digits alone;
-    3. they are cut only when they are 1 to 15, up to the CRLF, and not zero: no rule tells
-       two such lengths apart. A zero stays, and with anything else in that place the
-       head is not looked up.
+    1. only whole heads that met every rule are kept, and no head that is looked up exceeds a
+       limit of size;
+    2. the digits are cut after a ``Content-Length: `` at the start of a line, of which a valid
+       head has one: heads with the same :data:`Cut` differ only in these digits;
+    3. they are cut only if they are 1 to 15 digits up to the CRLF, and not zero: no rule
+       distinguishes two such lengths. A zero is not cut, and with anything else in that place
+       the head is not looked up.
 
-    Heads hold credentials, which thus stay in memory for longer than their
-    connections: up to ``most_heads`` heads of up to :data:`MOST_BYTES`, with each
-    reader the last of its connection, and the last that was found. A head is kept
-    when it comes a second time: one that no other is like (it holds an identifier,
-    say) leaves no more than a number.
+    Heads contain credentials, which therefore stay in memory for longer than their connections:
+    up to ``most_heads`` heads of up to :data:`MAX_BYTES`, for each reader the last head of its
+    connection, and the last one found. A head is kept when it comes for the second time; of a
+    head that is never repeated (with an identifier in it, for instance) only a hash is kept.
 
-    What shares a memo shares :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`,
-    too: give each listener, each backend, its own.
+    Users of the same memo also share :attr:`RequestHead.cache <llmgw.core.http.RequestHead>`:
+    each listener and each backend needs a memo of its own.
 
     :param limits: those of all readers that share this memo.
-    :param most_heads: when so many are kept all are dropped; the busy ones are soon back.
-    :ivar last: what a reader found last: what a new one is likely to see first.
+    :param most_heads: when so many are kept, all are dropped; the frequent ones soon return.
+    :ivar last: the cut that a reader found last, which a new reader probably sees first.
     """
 
     __slots__ = ("_entries", "_most_heads", "_once", "find", "last", "limits")
@@ -202,7 +201,7 @@ class HeadMemo(Generic[Entry]):
         self.last: Cut = NO_CUT
 
     def keep(self, cut: Cut, entry: Entry) -> None:
-        """Remember what reading a head gave, if the head is not new."""
+        """Keep a parsed head, if it has come before."""
         sign = hash(cut)
         if sign not in self._once:
             if len(self._once) >= self._most_heads * _SEEN_ONCE:
@@ -215,24 +214,24 @@ class HeadMemo(Generic[Entry]):
 
 
 def most_bytes(limits: HeadLimits) -> int:
-    """Of a head that can break no limit of size, but that of its first line."""
-    return min(MOST_BYTES, limits.header_line, limits.headers)
+    """The size up to which a head cannot exceed any limit but that of its first line."""
+    return min(MAX_BYTES, limits.header_line, limits.headers)
 
 
 def cut_head(buffer: bytes, most: int, last: Cut) -> tuple[Cut, int, bytes, int] | None:
-    """Find a whole head and cut the digits of its length out: see :class:`HeadMemo`.
+    """Find a whole head and cut out the digits of its length, see :class:`HeadMemo`.
 
     :param most: from :func:`most_bytes`.
-    :param last: of the head before, which is likely the same again; spares half the work.
-    :return: the cut, where the head ends, the digits or ``b""``, and their value. ``None``: the head
-        is not whole, too large, or has to be read line by line for another reason.
+    :param last: the cut of the previous head, which is probably the same; saves half of the work.
+    :return: the cut, the end of the head, the digits or ``b""``, and their value. ``None``: the head
+        is incomplete, too large, or has to be parsed line by line for another reason.
     """
     before, after = last
     if before and buffer.startswith(before):
         at = len(before)
         if not after:
             return last, at, b"", 0
-        stop = buffer.find(after, at, at + _MOST_DIGITS + len(after))
+        stop = buffer.find(after, at, at + _MAX_DIGITS + len(after))
         if stop > 0:
             digits = buffer[at:stop]
             end = stop + len(after)
@@ -251,7 +250,7 @@ def cut_head(buffer: bytes, most: int, last: Cut) -> tuple[Cut, int, bytes, int]
     at += len(_LENGTH)
     stop = buffer.find(b"\r\n", at)
     digits = buffer[at:stop]
-    if not digits.isdigit() or stop - at > _MOST_DIGITS:
+    if not digits.isdigit() or stop - at > _MAX_DIGITS:
         return None
     length = int(digits)
     if not length:
@@ -260,7 +259,7 @@ def cut_head(buffer: bytes, most: int, last: Cut) -> tuple[Cut, int, bytes, int]
 
 
 class _Collector:
-    """What httptools calls: keeps the fields of one head."""
+    """Collects the fields of one head from httptools."""
 
     __slots__ = ("fields",)
 
@@ -272,7 +271,7 @@ class _Collector:
 
 
 def split_fields(lines: bytes) -> Fields:
-    """Take apart header lines that a :class:`FieldSection` has passed.
+    """Split header lines that a :class:`FieldSection` has accepted.
 
     :param lines: without the empty line.
     """
@@ -284,13 +283,13 @@ def split_fields(lines: bytes) -> Fields:
 
 
 def tokenise(head: bytes, section: int, parser: type[Any]) -> tuple[Fields, str | None]:
-    """Let llhttp read a whole head that our own scan has passed.
+    """Let llhttp parse a whole head that our own scan has accepted.
 
-    Two parsers must agree before a message is taken. Where llhttp objects, its
-    words come back beside fields of our own reading, so that the rules can name
-    the fault more exactly first.
+    Two parsers must agree before a message is accepted. If llhttp objects, its message is
+    returned with the fields of our own parser, so that our rules can name the fault first, and
+    more exactly.
 
-    :param section: where the header lines begin.
+    :param section: offset of the header lines.
     :param parser: ``httptools.HttpRequestParser`` or ``HttpResponseParser``.
     :return: the fields, and llhttp's objection or ``None``.
     """
@@ -298,7 +297,7 @@ def tokenise(head: bytes, section: int, parser: type[Any]) -> tuple[Fields, str 
     try:
         parser(collector).feed_data(head)
     except httptools.HttpParserUpgrade:
-        pass  # raised behind the head; upgrades are ignored here
+        pass  # raised after the head; upgrades are ignored here
     except httptools.HttpParserError as error:
         return split_fields(head[section:-2]), str(error)
     return collector.fields, None

@@ -25,8 +25,8 @@ import msgspec
 from llmgw.core.body import Ask, BodyLimits, no_such_model
 from llmgw.errors import InvalidRequest
 
-MOST_PARTS = 64
-MOST_HEADER_BYTES = 4096
+MAX_PARTS = 64
+MAX_HEADER_BYTES = 4096
 """Headers of one part."""
 
 _READ = (b"model", b"stream")
@@ -130,8 +130,8 @@ def _parts(body: bytes, content_type: str) -> list[_Part]:
         line_end = _AFTER_DELIMITER.match(body, after)
         if line_end is None:
             raise _unclear("other text follows the boundary", after)
-        if len(parts) == MOST_PARTS:
-            raise InvalidRequest(f"the form has more than {MOST_PARTS} parts")
+        if len(parts) == MAX_PARTS:
+            raise InvalidRequest(f"the form has more than {MAX_PARTS} parts")
         name, is_file, start = _headers(body, line_end.end())
         found = body.find(dashes, start)
         if found < 0:
@@ -147,7 +147,7 @@ def _headers(body: bytes, start: int) -> tuple[bytes, bool, int]:
     position = start
     disposition: bytes | None = None
     while not body.startswith(b"\r\n", position):
-        header = _HEADER.match(body, position, start + MOST_HEADER_BYTES)
+        header = _HEADER.match(body, position, start + MAX_HEADER_BYTES)
         if header is None:
             raise _unclear("a part's header is malformed or too long", position)
         key = header[1].lower()

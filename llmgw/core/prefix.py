@@ -9,7 +9,7 @@ Three parts, each with its bound:
 - :func:`hash_blocks` cuts a prompt into blocks and hashes each *together with all
   before it*, so that equal hashes mean equal beginnings.
 - :func:`landmarks` thins a long list: the first 24 blocks all, then ever fewer,
-  at places that do not depend on the length. At most :data:`MOST_LANDMARKS` stay.
+  at places that do not depend on the length. At most :data:`MAX_LANDMARKS` stay.
 - :class:`PrefixIndex` remembers who read which landmark last, for the latest ones.
 
 Nobody tells us what a server throws away. So each backend has a count of prompts
@@ -36,17 +36,17 @@ DENSE = 24
 PER_OCTAVE = 8
 """Beyond, so many landmarks for each doubling of the length."""
 
-MOST_LANDMARKS = 64
+MAX_LANDMARKS = 64
 """Landmarks of one prompt; they reach 520 blocks far, what follows is not looked at."""
 
 
 def _places() -> tuple[int, ...]:
     places = list(range(DENSE))
     stride = 1
-    while len(places) < MOST_LANDMARKS:
+    while len(places) < MAX_LANDMARKS:
         stride *= 2
         places += [places[-1] + stride * step for step in range(1, PER_OCTAVE + 1)]
-    return tuple(places[:MOST_LANDMARKS])
+    return tuple(places[:MAX_LANDMARKS])
 
 
 PLACES = _places()
@@ -57,7 +57,7 @@ _PICKERS = tuple(
 )
 """For each length of a prefix, takes the landmarks out of it."""
 
-MOST_PLATEAUS = 2
+MAX_PLATEAUS = 2
 """Different lengths that :meth:`PrefixIndex.match` tells apart."""
 
 DISTANCES = 64
@@ -168,7 +168,7 @@ class PrefixIndex:
         """Who read how much of this beginning: ``(blocks, readers)``, longest first.
 
         Readers of a longer beginning stand among those of the shorter ones too. At
-        most :data:`MOST_PLATEAUS` lengths, each found by halving, so the work hardly
+        most :data:`MAX_PLATEAUS` lengths, each found by halving, so the work hardly
         depends on the length.
 
         :param crowd: the first length with more readers than this is the last one told.
@@ -196,7 +196,7 @@ class PrefixIndex:
                     high = middle - 1
             found.append((PLACES[low - 1] + 1, best))
             fewest = len(best)
-            if fewest > crowd or len(found) == MOST_PLATEAUS:
+            if fewest > crowd or len(found) == MAX_PLATEAUS:
                 break
             high = low - 1
         return found

@@ -15,7 +15,7 @@ from llmgw.core.prefix import hash_blocks
 BLOCK_BYTES = 448
 """128 tokens at 3.5 bytes each."""
 
-MOST_BLOCKS = 520
+MAX_BLOCKS = 520
 """As far as landmarks reach: 230 kB, or 66,000 tokens."""
 
 READ_BYTES = 128 * 1024
@@ -51,7 +51,7 @@ def prefix_of(body: bytes, model: str) -> tuple[int, ...]:
     Work is bounded. Up to :data:`READ_BYTES` the body is read once more (0.6 µs per
     kB); beyond, the prompt is taken to be the bytes from ``messages``, ``prompt`` or
     ``input`` on, whatever follows. So a conversation with a ``system`` of its own is
-    new once, when it grows over that length. At most :data:`MOST_BLOCKS` blocks are
+    new once, when it grows over that length. At most :data:`MAX_BLOCKS` blocks are
     hashed (0.35 µs each).
 
     :param body: JSON that ``core.body`` has found to be good.
@@ -62,8 +62,8 @@ def prefix_of(body: bytes, model: str) -> tuple[int, ...]:
         text = b"".join((name, found.system, found.instructions, found.messages, found.prompt, found.input))
     else:
         start = _start(body)
-        text = name + body[start : start + BLOCK_BYTES * MOST_BLOCKS]
-    return hash_blocks(text, BLOCK_BYTES, MOST_BLOCKS)
+        text = name + body[start : start + BLOCK_BYTES * MAX_BLOCKS]
+    return hash_blocks(text, BLOCK_BYTES, MAX_BLOCKS)
 
 
 def _start(body: bytes) -> int:

@@ -1,7 +1,7 @@
-"""Reads the requests of one client connection, one at a time.
+"""Parses the requests of one client connection, one at a time.
 
-Bytes go in by ``feed``, calls come out at a sink. Which calls, with which
-content, and which fault, does not depend on how the bytes were cut.
+Bytes go in through ``feed``, and a sink is called. Neither the calls nor their content nor the
+fault depends on how the bytes were cut into reads.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from llmgw.core.null_sink import NULL_SINK
 from llmgw.core.target import Target
 
 _NOT_PRINTABLE = re.compile(rb"[^\x20-\x7e]")
-_MOST_EMPTY_LINES = 4
+_MAX_EMPTY_LINES = 4
 RequestMemo = HeadMemo[RequestHead]
-_known_line = lru_cache(maxsize=256)(parse_request_line)  # pure; a fault is not kept
+_known_line = lru_cache(maxsize=256)(parse_request_line)  # pure; faults are not cached
 
 
 class RequestSink(Protocol):
-    """What a :class:`RequestReader` calls. Whatever a method raises comes out of ``feed`` or ``resume``."""
+    """What a :class:`RequestReader` calls. Anything a method raises is raised by ``feed`` or ``resume``."""
 
     def head_received(self, head: RequestHead) -> None:
-        """A request begins."""
+        """The head of a request is complete."""
 
     def body_received(self, data: bytes) -> None:
-        """Some of its content, never empty."""
+        """A piece of its content, never empty."""
 
     def request_received(self) -> None:
-        """The request is whole. ``resume`` may be called from here, too."""
+        """The request is complete. ``resume`` may be called from here."""
 
 
 def _with_length(head: RequestHead, length: int) -> RequestHead:
-    """The same head with another length; headers and cache stay common."""
+    """The same head with another length; headers and cache are shared."""
     return RequestHead(
         head.method,
         head.path,
@@ -77,18 +77,18 @@ def _line_too_long(message: str) -> HttpFault:
 
 
 class RequestReader:
-    """Takes a client's bytes apart into requests.
+    """Parses a client's bytes into requests.
 
-    After ``request_received`` nothing more is parsed until ``resume``: answers
-    leave in the order of requests, and a fault in the second request shows only
-    after the first was answered (RFC 9112 section 9.3.2). Bytes that come
-    meanwhile are held; who feeds must stop reading when ``buffered`` grows.
+    After ``request_received`` nothing more is parsed until ``resume``: answers are sent in the
+    order of requests, and a fault in the second request appears only after the first one has
+    been answered (RFC 9112 section 9.3.2). Bytes that come meanwhile are buffered; the caller
+    must stop reading when ``buffered`` grows.
 
-    After anything was raised out of ``feed`` or ``resume``, and after ``close``,
-    the reader is dead: it ignores all bytes and calls the sink no more.
+    After ``feed`` or ``resume`` has raised anything, and after ``close``, the reader is dead: it
+    ignores all bytes and does not call the sink any more.
 
-    :param memo: what all readers of one listener share, to read each head once.
-    :ivar state: ``"idle"`` no byte of a request has come; ``"head"``; ``"body"``;
+    :param memo: shared by all readers of one listener, so that each head is parsed once.
+    :ivar state: ``"idle"`` before the first byte of a request, ``"head"``, ``"body"``, then
         ``"done"`` until ``resume``.
     """
 
@@ -139,13 +139,13 @@ class RequestReader:
 
     @property
     def buffered(self) -> int:
-        """Bytes held that have not been handed on: a head in progress, or pipelined requests."""
+        """Bytes buffered: of an incomplete head, or of pipelined requests."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the connection.
 
-        :raise HttpFault: what to answer before closing.
+        :raise HttpFault: the error to answer with before closing.
         """
         if self._dead:
             return
@@ -154,10 +154,10 @@ class RequestReader:
             self._run()
 
     def resume(self) -> None:
-        """The request was answered: go on with the next one, whose bytes may be here already.
+        """The request has been answered: go on with the next one, which may be buffered already.
 
         :raise HttpFault: as ``feed``.
-        :raise RuntimeError: no request waits for its answer.
+        :raise RuntimeError: there is no request in state ``"done"``.
         """
         if self._dead:
             return
@@ -168,7 +168,7 @@ class RequestReader:
             self._run()
 
     def close(self) -> None:
-        """The connection is given up: call the sink no more, from this very moment."""
+        """The connection is closed: do not call the sink any more, from this moment on."""
         self._dead = True
         self._buffer = b""
         self._sink = NULL_SINK
@@ -176,7 +176,7 @@ class RequestReader:
             self._chunks.stop()
 
     def _run(self) -> None:
-        # A loop, not recursion: a sink that answers at once calls resume() from
+        # A loop instead of recursion: a sink that answers at once calls resume() from
         # request_received, and a peer may pipeline hundreds of requests.
         self._busy = True
         try:
@@ -192,14 +192,14 @@ class RequestReader:
             self._busy = False
 
     def _take_head(self) -> bool:
-        """:return: whether the head is whole and has been handed on."""
+        """:return: whether the head was complete and has been passed to the sink."""
         if self._line is None and not self._seen and self._take_whole_head():
             return True
         while self._line is None:
             if self._seen == 0 and self._buffer.startswith(b"\r\n"):
-                # RFC 9112 section 2.2: some old clients put CRLF behind a request.
+                # RFC 9112 section 2.2: some old clients send CRLF after a request.
                 self._empty_lines += 1
-                if self._empty_lines > _MOST_EMPTY_LINES:
+                if self._empty_lines > _MAX_EMPTY_LINES:
                     raise bad_request("too many empty lines before a request")
                 self._buffer = self._buffer[2:]
                 if not self._buffer:
@@ -224,9 +224,9 @@ class RequestReader:
         return True
 
     def _take_whole_head(self) -> bool:
-        """Take a head that is here in one piece and good: the usual case, which never refuses.
+        """Take a valid head that has arrived in one piece, as most do. Never refuses.
 
-        :return: ``False`` leaves all to the reading by line, which finds and names faults.
+        :return: ``False`` leaves it to parsing line by line, which finds and names faults.
         """
         buffer = self._buffer
         found = cut_head(buffer, self._most, self._cut)
@@ -263,7 +263,7 @@ class RequestReader:
 
     def _take_request_line(self) -> bool:
         buffer = self._buffer
-        if buffer != b"\r":  # may become an empty line, which is no part of a request
+        if buffer != b"\r":  # may become an empty line, which does not begin a request
             self.state = "head"
         limit = self._limits.request_line
         stop, whole = line_end(
@@ -314,7 +314,7 @@ class RequestReader:
                 self._sink.body_received(data)
                 return
             rest = data[left:]
-            self._sink.body_received(data[:left])  # a whole slice of bytes is the same object
+            self._sink.body_received(data[:left])  # a slice of all bytes is the same object, not a copy
         if rest and not self._dead:
             self._buffer = rest + self._buffer
         self._end_request()

@@ -1,4 +1,4 @@
-"""Reads the responses of one backend connection, with the same rules for every way of cutting."""
+"""Parses the responses of one backend connection, however the bytes were cut into reads."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from llmgw.core.null_sink import NULL_SINK
 
 _NOT_TEXT = re.compile(rb"[^\t\x20-\x7e\x80-\xff]")
 _PREFIX = b"HTTP/1."
-_MOST_INTERIM = 10
+_MAX_INTERIM = 10
 _UNDER_WAY = -1
-_known_line = lru_cache(maxsize=256)(parse_status_line)  # pure; a fault is not kept
+_known_line = lru_cache(maxsize=256)(parse_status_line)  # pure; faults are not cached
 
 ResponseMemo = HeadMemo[tuple[ResponseHead, int]]
-"""Keeps beside a head where in its fields the length stands."""
+"""Keeps with each head the index of the length among its fields."""
 
 
 class ResponseSink(Protocol):
-    """What a :class:`ResponseReader` calls. Whatever a method raises comes out of ``feed`` or ``eof``."""
+    """What a :class:`ResponseReader` calls. Anything a method raises is raised by ``feed`` or ``eof``."""
 
     def head_received(self, head: ResponseHead) -> None:
-        """The final response begins; interim ones are not shown."""
+        """The head of the final response is complete; interim responses are not passed on."""
 
     def body_received(self, data: bytes) -> None:
-        """Some of its content, never empty."""
+        """A piece of its content, never empty."""
 
     def response_received(self) -> None:
-        """The response is whole."""
+        """The response is complete."""
 
 
 def _take_nothing(data: bytes) -> int:
@@ -60,17 +60,17 @@ def _take_nothing(data: bytes) -> int:
 
 
 class ResponseReader:
-    """Takes a backend's bytes apart into responses.
+    """Parses a backend's bytes into responses.
 
-    ``begin`` is called before a request is written, then ``feed`` for what comes.
-    Bytes that belong to no request make the connection unfit for another one and
-    never reach the sink. After a fault, and after ``close``, the reader is dead.
+    ``begin`` is called before a request is written, then ``feed`` for each read. Bytes that
+    belong to no request make the connection unusable for another one, and never reach the sink.
+    After a fault, and after ``close``, the reader is dead.
 
-    :param memo: what all readers of one backend share, to read each head once.
-    :ivar started: a byte of the response has come. ``False`` at ``eof`` is the sign
-        of a connection that the backend closed while it was idle.
-    :ivar reusable: the last response has ended by its own framing, both sides allow
-        another one, and no byte came behind it. ``False`` while one is under way.
+    :param memo: shared by all readers of one backend, so that each head is parsed once.
+    :ivar started: a byte of the response has come. If not at ``eof``, the backend has closed the
+        connection while it was idle.
+    :ivar reusable: the last response has ended by its own framing, both sides allow another one,
+        and no byte followed it. ``False`` while a response is incomplete.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class ResponseReader:
         self._dead = False
         self._chunks: ChunkedDecoder | None = None
         self._head: ResponseHead | None = None
-        # Takes the next bytes. Tells how many of them came behind the response's end,
-        # or _UNDER_WAY; bytes of the content must not go through many hands.
+        # Takes the next bytes and returns how many of them follow the end of the response, or
+        # _UNDER_WAY. An attribute, so that content passes through as few calls as possible.
         self._take: Callable[[bytes], int] = self._take_excess
         self.reusable = False
         self.started = False
@@ -123,7 +123,7 @@ class ResponseReader:
         """A request is about to be written.
 
         :param method: of the request; a HEAD has no content in its response.
-        :raise RuntimeError: this connection must not carry another request.
+        :raise RuntimeError: the connection must not be used for another request.
         """
         if not (self.reusable or self._fresh):
             raise RuntimeError("begin() on a connection that cannot be used again")
@@ -156,18 +156,18 @@ class ResponseReader:
 
     @property
     def alone_at(self) -> Callable[[bytes], int] | None:
-        """Of chunked content: tells where the content of a read begins that is exactly one
-        whole chunk, see :meth:`ChunkedDecoder.alone_at <llmgw.core.chunked.ChunkedDecoder>`.
+        """For chunked content, :meth:`ChunkedDecoder.alone_at
+        <llmgw.core.chunked.ChunkedDecoder>`, which recognises a read that is exactly one chunk.
 
-        A way around :meth:`feed` and the sink for the usual read of a token stream.
+        With it the fast path of token streams bypasses :meth:`feed` and the sink.
         """
         chunks = self._chunks
         return None if chunks is None else chunks.alone_at
 
     def eof(self) -> None:
-        """The backend has closed, cleanly or not. Harmless after the end of a response.
+        """The backend has closed the connection. Has no effect after the end of a response.
 
-        :raise HttpFault: 502 ``upstream_truncated``, the response under way is not whole.
+        :raise HttpFault: 502 ``upstream_truncated``, the current response is incomplete.
         """
         take = self._take
         self.reusable = self._fresh = False
@@ -182,7 +182,7 @@ class ResponseReader:
             )
 
     def close(self) -> None:
-        """The connection is given up: call the sink no more, from this very moment."""
+        """The connection is closed: do not call the sink any more, from this moment on."""
         self.reusable = self._fresh = False
         self._dead = True
         self._take = _take_nothing
@@ -214,12 +214,12 @@ class ResponseReader:
                 return self._begin_body(head, buffer)
             self._await_head()
             self._interim += 1
-            if self._interim > _MOST_INTERIM:
-                raise bad_response(f"more than {_MOST_INTERIM} interim responses from the backend")
+            if self._interim > _MAX_INTERIM:
+                raise bad_response(f"more than {_MAX_INTERIM} interim responses from the backend")
         return _UNDER_WAY
 
     def _take_lines(self, buffer: bytes) -> tuple[ResponseHead, int] | None:
-        """:return: the head and where it ends, ``None`` when more bytes are needed."""
+        """:return: the head and the offset of its end; ``None`` if more bytes are needed."""
         section = self._section
         if section is None:
             section = self._take_status_line(buffer)
@@ -231,9 +231,9 @@ class ResponseReader:
         return self._read_head(buffer[:end]), end
 
     def _take_whole_head(self, buffer: bytes) -> tuple[ResponseHead, int] | None:
-        """Take a head that is here in one piece and good: the usual case, which never refuses.
+        """Take a valid head that has arrived in one piece, as most do. Never refuses.
 
-        :return: the head and where it ends. ``None`` leaves all to the reading by line,
+        :return: the head and the offset of its end. ``None`` leaves it to parsing line by line,
             which finds and names faults.
         """
         found = cut_head(buffer, self._most, self._cut)
@@ -300,12 +300,12 @@ class ResponseReader:
         return head
 
     def _begin_body(self, head: ResponseHead, data: bytes) -> int:
-        """:param data: what came behind the head in the same read."""
+        """:param data: the bytes that followed the head in the same read."""
         sink = self._sink
         self._head = head
         self._chunks = None
-        # Here and not by _take, when nothing is to come: the sink may begin the next request
-        # from response_received, and must by then know of bytes it did not ask for.
+        # A response without content is ended here and not by _take: the sink may begin the next
+        # request from response_received, and unexpected bytes must be known by then.
         empty = False
         if self._no_content or head.status in (204, 304):
             empty = True
@@ -345,7 +345,7 @@ class ResponseReader:
         return _UNDER_WAY
 
     def _end(self, behind: int) -> None:
-        """:param behind: bytes that came behind the response."""
+        """:param behind: number of bytes that followed the response."""
         if self._dead:
             return
         assert self._head is not None

@@ -1,8 +1,7 @@
-"""Request targets and hosts: what a client asked for, and where it believes it asked.
+"""Request targets and ``Host`` values.
 
-Nothing is decoded or normalised. A path that two programs could read as two
-different paths is refused instead, so that routing, authorisation and the
-backend cannot disagree about it.
+Nothing is decoded or normalised. A path that two programs might read as different paths is
+refused instead, so that routing, authorisation and the backend cannot disagree about it.
 
 :source: RFC 9112 section 3.2, RFC 3986 section 3.2.2, CVE-2019-9901.
 """
@@ -25,7 +24,7 @@ _NAMES = "/v1/models/"
 
 
 class Target(Struct):
-    """A request target taken apart; ``authority`` is ``None`` in origin form."""
+    """A parsed request target; ``authority`` is ``None`` in origin form."""
 
     path: str
     query: str
@@ -33,12 +32,12 @@ class Target(Struct):
 
 
 def parse_target(target: str) -> Target:
-    """Take a request target apart: origin form, or absolute form without user information.
+    """Parse a request target in origin form, or in absolute form without user information.
 
-    ``//`` in the path is left alone; no route has it.
+    ``//`` in the path is left as it is; no route has it.
 
     :param target: characters 0x21 to 0x7e only.
-    :raise ValueError: with what to tell the client.
+    :raise ValueError: with a message for the client.
     """
     if "#" in target:
         raise ValueError("a request target has no fragment")

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from llmgw.core.member import Member
     from llmgw.values import Backend, Choice, Request
 
-MOST_DECLINES = 8
+MAX_DECLINES = 8
 """After the router has declined so many requests, the offer ends."""
 
-MOST_ORDERED = 64
+MAX_ORDERED = 64
 """A router that orders requests is shown so many of those that fit, the oldest."""
 
 Choose = Callable[["Request", Sequence["Backend"], float], "Choice | None"]
@@ -125,7 +125,7 @@ class Offer(Generic[W]):
         member = fleet.members.get(self._backend_id)
         if member is None:
             return None
-        while member.view.in_flight < member.room and len(self._declined) < MOST_DECLINES:
+        while member.view.in_flight < member.room and len(self._declined) < MAX_DECLINES:
             fit = self._fit(member)
             if not fit:
                 break
@@ -148,7 +148,7 @@ class Offer(Generic[W]):
     def _fit(self, member: Member) -> list[W]:
         """The requests that fit this backend, oldest first: one, or as many as the router orders."""
         fleet, lines, declined = self._fleet, self._lines, self._declined
-        most = 1 if self._order is None else MOST_ORDERED
+        most = 1 if self._order is None else MAX_ORDERED
         models = [
             model for model in lines.models if model not in self._shut and member in fleet.takers(model)
         ]

@@ -23,8 +23,8 @@ from llmgw.errors import ConfigError, ConfigFault, RequestRefused
 from llmgw.interfaces import CONTRACT, IRequestFilter, IRequestFilterFactory
 from llmgw.values import Caller, Submission
 
-MOST_ENTRIES = 1000
-MOST_PATTERN_CHARS = 1000
+MAX_ENTRIES = 1000
+MAX_PATTERN_CHARS = 1000
 PATTERN_MEMORY_BYTES = 8 << 20
 
 _any = msgspec.json.Decoder(float_hook=float).decode
@@ -86,16 +86,16 @@ class DenyPatternFactory:
 
 def _texts(options: Mapping[str, Any], name: str, faults: list[ConfigFault]) -> list[str]:
     values = options.get(name, [])
-    if not isinstance(values, list) or len(values) > MOST_ENTRIES:
-        faults.append(ConfigFault(name, f"must be an array of at most {MOST_ENTRIES} texts"))
+    if not isinstance(values, list) or len(values) > MAX_ENTRIES:
+        faults.append(ConfigFault(name, f"must be an array of at most {MAX_ENTRIES} texts"))
         return []
     good = []
     for index, value in enumerate(values):
-        if isinstance(value, str) and 0 < len(value) <= MOST_PATTERN_CHARS:
+        if isinstance(value, str) and 0 < len(value) <= MAX_PATTERN_CHARS:
             good.append(value)
         else:
             where = f"{name}[{index}]"
-            faults.append(ConfigFault(where, f"must be a text of 1 to {MOST_PATTERN_CHARS} characters"))
+            faults.append(ConfigFault(where, f"must be a text of 1 to {MAX_PATTERN_CHARS} characters"))
     return good
 
 

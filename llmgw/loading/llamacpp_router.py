@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.5
 """Between two looks while a load or an unload is waited for."""
-MOST_SILENT = 3
+MAX_SILENT = 3
 """After so many looks in a row without an answer a load counts as failed."""
 WATCH_AGAIN_S = 5.0
 FULL = "model limit reached"
@@ -200,7 +200,7 @@ class LlamaCppRouter:
                 raise
             except Exception as error:
                 silent += 1
-                if silent == MOST_SILENT:
+                if silent == MAX_SILENT:
                     raise cannot(model, f"the server tells nothing: {error}") from None
                 await self._pause()
                 continue

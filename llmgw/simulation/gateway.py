@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_CAP = 1_000_000
 
-MOST_DECLINES = 8
+MAX_DECLINES = 8
 """After so many who wait would rather wait on, nobody else is asked until the next change."""
 
 
@@ -296,7 +296,7 @@ class Gateway:
         """
         waiting = self._waiting
         declined: list[Exchange] = []
-        while len(waiting) > len(declined) and len(declined) < MOST_DECLINES:
+        while len(waiting) > len(declined) and len(declined) < MAX_DECLINES:
             member = self.fleet.members.get(node_id)
             if member is None or member.view.in_flight >= member.cap:
                 return

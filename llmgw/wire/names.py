@@ -28,7 +28,7 @@ PATIENCE_S = 1.0
 """A look-up that takes longer is answered from memory, if the name is known."""
 STALE_S = 3600.0
 """For this long an answer may be used from memory."""
-MOST_NAMES = 1000
+MAX_NAMES = 1000
 
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost."})
 _LOOPBACKS: tuple[tuple[Any, str], ...] = ((IPv4Address, "127.0.0.1"), (IPv6Address, "::1"))
@@ -82,7 +82,7 @@ class RememberedNames:
     def _keeper(self, key: _Key) -> Callable[[list[IAddress]], None]:
         def keep(addresses: list[IAddress]) -> None:
             self._known.pop(key, None)
-            if len(self._known) >= MOST_NAMES:
+            if len(self._known) >= MAX_NAMES:
                 del self._known[next(iter(self._known))]
             self._known[key] = (self._clock.seconds(), addresses)
 

@@ -181,7 +181,7 @@ def test_a_wrong_key_is_hashed_every_time_and_never_remembered(
 
 
 def test_memory_of_seen_keys_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "MOST_SEEN", 2)
+    monkeypatch.setattr(keys, "MAX_SEEN", 2)
     for secret in (ADA, BOB, IMPORTED, ADA, BOB):
         house.who(secret)
         assert len(house.checker._seen) <= 2

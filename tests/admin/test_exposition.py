@@ -113,7 +113,7 @@ def test_gauges_with_and_without_samples() -> None:
 
 
 def test_past_the_most_series_all_is_counted_under_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MOST_SERIES", 3)
+    monkeypatch.setattr(exposition, "MAX_SERIES", 3)
     family: Family[Count] = Family("x_total", "counter", "t", ("a", "b"), Count)
     for index in range(10):
         family.child((str(index), "b")).value += 1

@@ -171,7 +171,7 @@ def test_hostile_names_make_no_second_line() -> None:
 
 
 def test_backends_that_are_gone_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_module, "MOST_SERIES", 10)
+    monkeypatch.setattr(metrics_module, "MAX_SERIES", 10)
     members = [{"id": "b0"}]
     metrics = Metrics(lambda: members, dict)
     for index in range(7):

@@ -1107,7 +1107,7 @@ def test_a_feed_can_be_asked_for(admin: Admin) -> None:
 
 
 def test_listeners_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_module, "MOST_LISTENERS", 2)
+    monkeypatch.setattr(events_module, "MAX_LISTENERS", 2)
     channels = [admin.send("GET", "/api/events")[0] for _ in range(2)]
     answer = admin.ask("GET", "/api/events")
     assert (answer.status, answer.code) == (503, "overloaded")

@@ -32,7 +32,7 @@ from llmgw.core.http import (
     ResponseHead,
     bad_response,
 )
-from llmgw.core.lines import MOST_BYTES, NO_CUT, HeadMemo, cut_head, most_bytes, whole_section
+from llmgw.core.lines import MAX_BYTES, NO_CUT, HeadMemo, cut_head, most_bytes, whole_section
 from llmgw.core.request_reader import RequestMemo, RequestReader
 from llmgw.core.response_reader import ResponseMemo, ResponseReader
 
@@ -307,17 +307,17 @@ def test_heads_with_one_cut_differ_in_the_digits_alone() -> None:
     before, after = POST + HOST + b"Content-Length: ", b"\r\nX-A: b\r\n\r\n"
     for digits in (b"1", b"17", b"00017", b"9" * 15):
         raw = before + digits + after
-        found = cut_head(raw + b"rest", MOST_BYTES, NO_CUT)
+        found = cut_head(raw + b"rest", MAX_BYTES, NO_CUT)
         assert found == ((before, after), len(raw), digits, int(digits))
-        assert cut_head(raw + b"rest", MOST_BYTES, (before, after)) == found
+        assert cut_head(raw + b"rest", MAX_BYTES, (before, after)) == found
 
 
 @pytest.mark.parametrize("digits", [b"0", b"000"])
 def test_a_zero_is_not_cut(digits: bytes) -> None:
     raw = length(digits, b"")
-    assert cut_head(raw, MOST_BYTES, NO_CUT) == ((raw, b""), len(raw), b"", 0)
+    assert cut_head(raw, MAX_BYTES, NO_CUT) == ((raw, b""), len(raw), b"", 0)
     last = (POST + HOST + b"Content-Length: ", b"\r\n\r\n")
-    assert cut_head(raw, MOST_BYTES, last) == ((raw, b""), len(raw), b"", 0)
+    assert cut_head(raw, MAX_BYTES, last) == ((raw, b""), len(raw), b"", 0)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +326,13 @@ def test_a_zero_is_not_cut(digits: bytes) -> None:
 def test_a_length_that_is_not_plain_is_not_looked_up(digits: bytes) -> None:
     raw = length(digits, b"")
     last = (POST + HOST + b"Content-Length: ", b"\r\n\r\n")
-    assert cut_head(raw, MOST_BYTES, NO_CUT) is None
-    assert cut_head(raw, MOST_BYTES, last) is None
+    assert cut_head(raw, MAX_BYTES, NO_CUT) is None
+    assert cut_head(raw, MAX_BYTES, last) is None
 
 
 @given(
     st.lists(st.tuples(_REQUEST_LINES, _LINES), min_size=2, max_size=5),
-    st.sampled_from([60, 100, MOST_BYTES]),
+    st.sampled_from([60, 100, MAX_BYTES]),
 )
 @settings(max_examples=300)
 def test_the_cut_does_not_depend_on_the_head_before(parts: list[tuple[bytes, bytes]], most: int) -> None:
@@ -361,7 +361,7 @@ def test_longer_digits_do_not_lift_a_limit() -> None:
 
 
 def test_a_size_limit_holds_for_what_is_looked_up() -> None:
-    assert most_bytes(DEFAULT_LIMITS) == MOST_BYTES
+    assert most_bytes(DEFAULT_LIMITS) == MAX_BYTES
     assert most_bytes(HeadLimits(header_line=40)) == 40
     assert most_bytes(HeadLimits(headers=50)) == 50
     raw = get()
@@ -410,7 +410,7 @@ def test_a_head_that_faults_is_not_kept() -> None:
     raw = post(b"Content-Length: 5\r\nExpect: x\r\n", b"hello")
     for _ in range(4):
         assert requests([raw], memo).fault is not None
-    found = cut_head(raw, MOST_BYTES, NO_CUT)
+    found = cut_head(raw, MAX_BYTES, NO_CUT)
     assert found is not None
     assert memo.find(found[0]) is None
 

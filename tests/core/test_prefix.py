@@ -12,8 +12,8 @@ from llmgw.core.prefix import (
     DENSE,
     DISTANCES,
     FAR,
-    MOST_LANDMARKS,
-    MOST_PLATEAUS,
+    MAX_LANDMARKS,
+    MAX_PLATEAUS,
     PLACES,
     PrefixIndex,
     blocks_covered,
@@ -63,18 +63,18 @@ def test_landmarks_stand_where_they_stand_however_long_the_prompt_is(one: int, o
     shorter, longer = sorted((one, other))
     marks = list(landmarks(range(longer)))
     assert marks[: len(landmarks(range(shorter)))] == list(landmarks(range(shorter)))
-    assert len(marks) <= MOST_LANDMARKS
+    assert len(marks) <= MAX_LANDMARKS
 
 
 def test_the_first_blocks_are_all_landmarks_and_then_ever_fewer() -> None:
     assert PLACES[:DENSE] == tuple(range(DENSE))
     gaps = [later - sooner for sooner, later in pairwise(PLACES)]
     assert gaps == sorted(gaps)
-    assert len(PLACES) == MOST_LANDMARKS
+    assert len(PLACES) == MAX_LANDMARKS
 
 
 def test_covered_blocks_are_those_up_to_the_last_landmark() -> None:
-    assert [blocks_covered(marks) for marks in (0, 1, DENSE, MOST_LANDMARKS)] == [0, 1, DENSE, PLACES[-1] + 1]
+    assert [blocks_covered(marks) for marks in (0, 1, DENSE, MAX_LANDMARKS)] == [0, 1, DENSE, PLACES[-1] + 1]
 
 
 # --- the index --------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_no_more_lengths_are_told_than_are_worth_telling_apart() -> None:
     index = PrefixIndex(1000)
     for number in range(10):
         index.insert(list(range(20 - number)), f"b{number}", 4)
-    assert len(found(index, list(range(20)))) == MOST_PLATEAUS
+    assert len(found(index, list(range(20)))) == MAX_PLATEAUS
 
 
 @given(

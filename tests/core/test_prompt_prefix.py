@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.core.prompt import BLOCK_BYTES, MOST_BLOCKS, READ_BYTES, is_batch, prefix_of
+from llmgw.core.prompt import BLOCK_BYTES, MAX_BLOCKS, READ_BYTES, is_batch, prefix_of
 
 TEXT = "The harbour master counted ships. "
 
@@ -87,7 +87,7 @@ def test_a_long_body_whose_prompt_begins_late_is_known_by_its_own_beginning() ->
 
 
 def test_work_is_bounded() -> None:
-    assert len(prefix_of(chat(2, 1 << 20), "m")) == MOST_BLOCKS
+    assert len(prefix_of(chat(2, 1 << 20), "m")) == MAX_BLOCKS
 
 
 def test_a_crossing_of_the_limit_misses_nothing_in_a_chat() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fleets import ALIVE, LOADING, fleet, report
 
 from llmgw.core.fleet import BackendSpec, Fleet
-from llmgw.core.waiting import MOST_DECLINES, MOST_ORDERED, Choose, Lines, Offer, Order, Waiter
+from llmgw.core.waiting import MAX_DECLINES, MAX_ORDERED, Choose, Lines, Offer, Order, Waiter
 from llmgw.values import Backend, Choice, Request
 
 
@@ -143,7 +143,7 @@ def test_not_everybody_is_asked_when_all_decline() -> None:
         asked.append(request.id)
 
     assert serve(lines_of(*[waiter(str(n)) for n in range(50)]), fleet(1), choose=choose) == []
-    assert len(asked) == MOST_DECLINES
+    assert len(asked) == MAX_DECLINES
 
 
 def test_the_router_says_who_goes_next() -> None:
@@ -166,9 +166,9 @@ def test_a_router_is_shown_the_oldest_of_a_long_line() -> None:
         sizes.append(len(waiting))
         return len(waiting) - 1
 
-    lines = lines_of(*[waiter(str(n)) for n in range(MOST_ORDERED + 9)])
-    assert serve(lines, fleet(1, max_connections=1), order=last) == [f"{MOST_ORDERED - 1}>b0"]
-    assert sizes == [MOST_ORDERED]
+    lines = lines_of(*[waiter(str(n)) for n in range(MAX_ORDERED + 9)])
+    assert serve(lines, fleet(1, max_connections=1), order=last) == [f"{MAX_ORDERED - 1}>b0"]
+    assert sizes == [MAX_ORDERED]
 
 
 # --- what the fleet tells ---------------------------------------------------------

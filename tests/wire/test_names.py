@@ -13,7 +13,7 @@ from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
 from llmgw.core.http import HeadLimits
-from llmgw.wire.names import MOST_NAMES, PATIENCE_S, STALE_S, RememberedNames, remember_names
+from llmgw.wire.names import MAX_NAMES, PATIENCE_S, STALE_S, RememberedNames, remember_names
 from llmgw.wire.pool import Pool
 from llmgw.wire.sweep import Sweep
 
@@ -118,7 +118,7 @@ def test_without_memory_a_slow_look_up_is_waited_for() -> None:
 
 def test_names_do_not_get_mixed_up_and_memory_is_bounded() -> None:
     bench = Bench()
-    for number in range(MOST_NAMES + 1):
+    for number in range(MAX_NAMES + 1):
         bench.ask(f"b{number}")
         bench.inner.answer(f"10.0.{number // 256}.{number % 256}")
     for name, known in (("b0", []), ("b1", ["10.0.0.1"])):
