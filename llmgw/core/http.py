@@ -176,6 +176,23 @@ _HOPS = {b"keep-alive": frozenset((b"keep-alive",)), b"close": frozenset((b"clos
 _NO_OPTIONS: frozenset[bytes] = frozenset()
 
 
+def other_protocol(begin: bytes, empty_lines: int) -> HttpFault | None:
+    """What is spoken in place of HTTP by who took this listener for another; ``None``: nobody knows.
+
+    :param begin: of what stands in place of a request line.
+    :param empty_lines: that stood before it.
+    :source: the PROXY protocol 2.2, sections 2.1 and 2.2; RFC 8446 section 5.1.
+    """
+    # The second version begins with two empty lines and a NUL. More may not be here yet, and no request
+    # begins so, nor with the first byte of TLS.
+    if begin.startswith(b"PROXY ") or (empty_lines == 2 and begin.startswith(b"\x00")):
+        message = "a PROXY header, which this listener does not take (`proxied:` does)"
+        return HttpFault(400, "unexpected_proxy_header", message)
+    if begin.startswith(b"\x16"):
+        return HttpFault(400, "unexpected_tls", "TLS, which this listener does not speak")
+    return None
+
+
 def parse_request_line(line: bytes) -> tuple[str, Target, int]:
     """Parse a request line.
 
@@ -187,7 +204,7 @@ def parse_request_line(line: bytes) -> tuple[str, Target, int]:
     """
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:
-        raise bad_request("malformed request line")
+        raise other_protocol(line, 0) or bad_request("malformed request line")
     name, target, major, minor = found.groups()
     if major != b"1" or minor not in b"01":
         raise HttpFault(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are spoken here")

@@ -21,6 +21,7 @@ from llmgw.core.http import (
     bad_request,
     head_too_large,
     make_request_head,
+    other_protocol,
     parse_request_line,
 )
 from llmgw.core.lines import (
@@ -266,9 +267,12 @@ class RequestReader:
         if buffer != b"\r":  # may become an empty line, which does not begin a request
             self.state = "head"
         limit = self._limits.request_line
-        stop, whole = line_end(
-            buffer, self._seen, limit, _NOT_PRINTABLE, bad_request, _line_too_long, "request line"
-        )
+        try:
+            stop, whole = line_end(
+                buffer, self._seen, limit, _NOT_PRINTABLE, bad_request, _line_too_long, "request line"
+            )
+        except HttpFault as fault:
+            raise other_protocol(buffer, self._empty_lines) or fault from None
         if not whole:
             self._seen = stop
             return False

@@ -461,6 +461,35 @@ def test_states_of_a_request() -> None:
     assert reader.state == "idle"
 
 
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (b"PROXY TCP4 203.0.113.7 10.0.0.1 1234 80\r\nGET / HTTP/1.1\r\n", "unexpected_proxy_header"),
+        (b"PROXY UNKNOWN\r\n", "unexpected_proxy_header"),
+        (SIGNATURE + b"\x21\x11\x00\x0c", "unexpected_proxy_header"),
+        (SIGNATURE[:5], "unexpected_proxy_header"),
+        (HELLO, "unexpected_tls"),
+        (HELLO + b"\r\n", "unexpected_tls"),
+        (b"\x16\x03\x01" + b"\x20" * 5000, "unexpected_tls"),
+        (b"\x00\r\nQUIT\n", "invalid_request"),
+        (b"\x00", "invalid_request"),
+        (b"PROXY\r\n", "invalid_request"),
+        (b"GARBAGE\r\n", "invalid_request"),
+    ],
+)
+def test_who_took_this_listener_for_another_is_told_so(sent: bytes, code: str) -> None:
+    for size in (1, len(sent)):
+        reader = RequestReader(Sink())
+        with pytest.raises(HttpFault) as caught:
+            for start in range(0, len(sent), size):
+                reader.feed(sent[start : start + size])
+        assert (caught.value.status, caught.value.code) == (400, code)
+
+
 def test_empty_lines_that_come_in_halves_leave_the_reader_idle() -> None:
     reader = RequestReader(Sink())
     for piece in (b"\r", b"\n", b"\r", b"\n"):
