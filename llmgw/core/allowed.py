@@ -1,13 +1,12 @@
-"""Where a backend that nobody wrote into the file may be: a guard against being sent anywhere.
+"""Which hosts discovered backends may have: a guard against server-side request forgery.
 
-Whoever may write to a discovery's source chooses URLs that the gateway then
-calls from inside (server-side request forgery). So a discovered host must be in
-a network or have a name that the operator allows.
+Anybody who can write to the source of a discovery chooses URLs that the gateway then calls from
+inside the network. So a discovered host must be in a network or have a name that the operator
+allows.
 
-By default that is every private network and this machine. Left out on purpose:
-link-local addresses and others where clouds serve credentials, public ones, and
-every name but ``localhost``, since a name can be made to mean any
-address at any time.
+By default these are all private networks and this machine. Excluded on purpose: link-local
+addresses and others where clouds serve credentials, public ones, and every name but
+``localhost``, since a name can be made to resolve to any address at any time.
 
 :source: OWASP SSRF prevention cheat sheet; RFC 1918, 4193, 6598.
 """

@@ -1,31 +1,30 @@
-"""Put a stream together into the one JSON body that the server would have sent.
+"""Assembles a stream into the JSON body that the server would have sent without streaming.
 
-llama-server is quick to notice that a client left only where it streams, so
-the gateway asks it for a stream even where its own client wants one object.
-:class:`Assembler` makes that object.
+llama-server notices quickly that a client has left only while it streams, so the gateway asks
+it for a stream even if its own client wants a single object. :class:`Assembler` makes that
+object.
 
-Checked against build b11549 of the real server, stream against non-stream, at
-temperature 0. What differs there, and is made up for here:
+Checked against build b11549 of the real server, stream against non-stream, at temperature 0.
+These differences are made up for here:
 
-* ``/v1/chat/completions``: the first chunk says ``"content":null``; the object
-  has ``""`` when nothing was written, also beside tool calls.
-  ``object`` is ``chat.completion``. Tool calls lose their ``index``. With
-  ``n`` > 1 each choice brings its own usage and timings, and the object has
-  the first choice's.
-* ``/v1/completions``: usage and timings stand in the chunk with the finish
-  reason; ``logprobs`` is always there, ``null`` if not asked for.
-* ``/completion``: no ``[DONE]``; ``tokens`` is filled in every event, but in
-  the object only when ``return_tokens`` was asked for; the last event has all
-  other fields, and ``response_fields`` thins out that one alone; with several
-  prompts, or ``n_cmpl``, the answer is a list.
+* ``/v1/chat/completions``: the first chunk has ``"content":null``; the object has ``""`` if
+  nothing was written, even with tool calls. ``object`` is ``chat.completion``. Tool calls have
+  no ``index``. With ``n`` > 1 each choice has its own usage and timings, while the object has
+  those of the first choice.
+* ``/v1/completions``: usage and timings are in the chunk with the finish reason; ``logprobs``
+  is always present, ``null`` if it was not requested.
+* ``/completion``: there is no ``[DONE]``; ``tokens`` is in every event, but in the object only
+  if ``return_tokens`` was requested; the last event has all other fields, and
+  ``response_fields`` selects from that one only; with several prompts, or ``n_cmpl``, the
+  answer is a list.
 
 Known weaknesses:
 
-1. What a stream does not tell cannot be put together: a call that asks for such a
-   thing is not made a stream (:mod:`llmgw.core.unstreamed`).
-2. With ``response_fields`` and several prompts the last events have no
-   ``index``: they are taken in the order of their prompts. Of the fields that
-   have to be collected only ``content`` and ``tokens`` can be named there.
+1. What a stream does not contain cannot be assembled: a call that needs such a thing is not
+   sent as a stream (:mod:`llmgw.core.unstreamed`).
+2. With ``response_fields`` and several prompts the last events have no ``index``: they are
+   taken in the order of their prompts. Of the fields that have to be collected only
+   ``content`` and ``tokens`` can be selected.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from llmgw.core.choices import Choice, fields_of, items_of, value_of
 from llmgw.core.sse import EventSplitter
 
 SIZE_LIMIT = 64 << 20
-"""Bytes of stream that one answer may take."""
+"""Bytes of stream for one answer."""
 
 _OPENAI_FIELDS = frozenset(
     {"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier"}
@@ -52,13 +51,13 @@ _any = msgspec.json.Decoder()
 class Assembler:
     """Collects one streamed answer.
 
-    It never raises. After the stream's end, look at ``error``, then ``fault``,
-    then ``complete``; only when all is well is ``result()`` the answer.
+    Never raises. After the end of the stream check ``error``, then ``fault``, then ``complete``;
+    only if all is well, ``result()`` is the answer.
 
     :param dialect: ``chat``, ``completion`` or ``native``.
-    :param include_extras: keep top-level fields that OpenAI's schema does not
-        have (``timings``, ``__verbose``, …); without meaning for ``native``.
-    :param return_tokens: the client asked ``/completion`` for ``return_tokens``.
+    :param include_extras: keep top-level fields that are not in OpenAI's schema (``timings``,
+        ``__verbose``, …); has no meaning for ``native``.
+    :param return_tokens: the client requested ``return_tokens`` from ``/completion``.
     """
 
     def __init__(self, dialect: str, *, include_extras: bool = True, return_tokens: bool = False) -> None:
@@ -74,13 +73,13 @@ class Assembler:
         self._generations: dict[int, _Generation] = {}
         self._speaker = 0
         self.error: tuple[int, bytes] | None = None
-        """Status and JSON body of an error that the stream carried."""
+        """Status and JSON body of an error within the stream."""
         self.fault: str | None = None
-        """Why no answer can be made of this stream; short, for people."""
+        """Why this stream cannot be assembled; short, for people."""
 
     @property
     def complete(self) -> bool:
-        """There is an answer, and the stream said it is whole: ``[DONE]``, or an end for each choice."""
+        """The stream has declared its answer complete: ``[DONE]``, or an end of each choice."""
         if self.error is not None or self.fault is not None:
             return False
         if self._native:
@@ -90,7 +89,7 @@ class Assembler:
         )
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream, de-chunked, cut anywhere."""
+        """Take the next bytes of the stream, without chunked framing, cut anywhere."""
         self._size += len(data)
         if self._size > SIZE_LIMIT:
             self._give_up(f"the answer is larger than {SIZE_LIMIT >> 20} MiB")
@@ -98,7 +97,7 @@ class Assembler:
             self._event(payload)
 
     def end(self) -> None:
-        """The stream ended cleanly: its last event may lack the blank line."""
+        """The stream has ended cleanly: the blank line after its last event may be missing."""
         for _, payload in [] if self._is_over() else self._splitter.flush():
             self._event(payload)
 
@@ -129,7 +128,7 @@ class Assembler:
             self._done = True
             return
         try:
-            _any.decode(payload)  # all of it: slices are taken on trust below
+            _any.decode(payload)  # checks all of it: slices are trusted below
         except (ValueError, RecursionError):
             self._give_up("the backend sent an event that is not JSON")
             return
@@ -152,8 +151,8 @@ class Assembler:
             if known is None:
                 known = self._choices[self._speaker] = Choice(self._speaker)
             known.add(choice)
-        # The first choice speaks for the whole; a chunk without choices
-        # belongs to the choice before it.
+        # The first choice stands for the whole; a chunk without choices belongs to the choice
+        # before it.
         told = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
         if self._speaker <= min(self._choices, default=self._speaker):
             self._top.update(told)
@@ -185,7 +184,7 @@ class _Generation:
             self._content.append(content)
         for name, kept in (("tokens", self._tokens), ("completion_probabilities", self._probabilities)):
             kept += items_of(fields.get(name))
-        # Only the last event can be without "stop": response_fields left it out.
+        # Only the last event can lack "stop", if response_fields omits it.
         if value_of(fields.get("stop", Raw(b"true"))):
             self.last = fields
 

@@ -1,13 +1,13 @@
 """Token-bucket arithmetic; the time is an argument.
 
-A bucket holds up to ``burst`` units and gains ``rate_per_s`` of them each
-second. It may owe: what a request really used is known only afterwards, so the
-level goes down to ``-burst``, and whoever is in debt waits until it is paid.
+A bucket holds up to ``burst`` units and gains ``rate_per_s`` of them each second. It may go into
+debt, down to ``-burst``, since the use of a request is only known afterwards; then requests
+wait until the debt is paid.
 
 Units are whatever the caller counts: requests or tokens.
 
-A limiter asks one bucket several things at one moment, so each method refills
-only when the time is another than the last one.
+A limiter asks a bucket several things at the same moment, so a method only refills it if the
+time has changed.
 
 :source: token bucket as in RFC 2697 section 3 (one rate, one burst); debt and
     the rule for oversized requests are our own, see ``docs/rate-limits.md``.
@@ -16,7 +16,7 @@ only when the time is another than the last one.
 from __future__ import annotations
 
 SLACK = 1e-6
-"""Units. Whoever waited for exactly the told time must not fail by a rounding of floats."""
+"""Units. A request that waited for exactly the stated time must not fail by a rounding error."""
 
 
 class Bucket:
@@ -39,9 +39,8 @@ class Bucket:
     def refill(self, now_s: float) -> float:
         """Bring the level up to ``now_s``.
 
-        A clock that jumped back adds nothing and is followed from there; one that
-        jumped forward looks like a long silence: debts are paid and the bucket
-        is full, once and no more than that.
+        If the clock jumped back, nothing is added. A jump forward looks like a long pause: debts are
+        paid and the bucket is full, but not more than that.
 
         :return: the level, which may be negative.
         """
@@ -55,8 +54,8 @@ class Bucket:
     def take(self, amount: float, now_s: float) -> float:
         """Charge ``amount``, allowed or not.
 
-        :return: what was really charged: less than ``amount`` where the debt
-            reached its floor. Hand this figure to :meth:`give_back`.
+        :return: what was charged: less than ``amount`` if the debt has reached its floor. Pass this
+            figure to :meth:`give_back`.
         """
         before = self.level if now_s == self.at_s else self.refill(now_s)
         after = before - amount
@@ -71,7 +70,7 @@ class Bucket:
         self.level = level if level < self.burst else self.burst
 
     def correct(self, charged: float, amount: float, now_s: float) -> None:
-        """Replace an earlier charge by the true one.
+        """Replace an earlier charge by the actual one.
 
         :param charged: what :meth:`take` returned.
         :param amount: what should have been charged.
@@ -103,7 +102,7 @@ class Bucket:
         return (self.burst - level) / self.rate_per_s
 
     def resize(self, rate_per_s: float, burst: float, now_s: float) -> None:
-        """Go on with other figures; a bucket a third full stays a third full.
+        """Change rate and burst; a bucket a third full stays a third full.
 
         :raise ValueError: as in the constructor; the bucket is unchanged then.
         """

@@ -1,8 +1,8 @@
 """What one key, or one model, may ask of a backend: counts, lengths, features.
 
-The bounds of ``[limits]`` are for all and keep the gateway itself well; these
-are for who is trusted less, or for a model that is dear. They are looked at only
-where there are some, in a second reading of the body's top level.
+The bounds of ``[limits]`` apply to everybody and protect the gateway itself; these are for
+callers that are trusted less, or for expensive models. Only where there are caps, they are
+checked in a second reading of the body's top level.
 
 :source: OpenAI API reference (``n``, ``stop``, ``tools``, ``logprobs``,
     ``response_format``, ``include``, lists of prompts); Anthropic Messages
@@ -41,14 +41,14 @@ GRAMMARS = (
 )
 """Top-level keys that make a backend compile what the client wrote."""
 LOGPROBS = ("logprobs", "top_logprobs", "n_probs", "prompt_logprobs")
-"""Top-level keys that ask for the probabilities of tokens."""
+"""Top-level keys that request the probabilities of tokens."""
 _NO_GRAMMAR = (b"null", b"false", b'""')
-"""What stands for no grammar at all; an empty schema is one, for any JSON."""
+"""Values that stand for no grammar; an empty schema is one, for any JSON."""
 _SCHEMALESS = (None, "text", "json_object")
-"""Types of formats that are built in."""
+"""Types of formats that are built in, without a schema of the client."""
 
 MAX_OBJECT_BYTES = 1 << 18
-"""Objects that are built to be looked into are no longer; what stays as it came may be."""
+"""Longer objects are not built to be looked into."""
 _OPEN_BRACE, _DOUBLE_QUOTE = b'{"'
 _NULL = msgspec.Raw(b"null")
 

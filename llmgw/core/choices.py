@@ -1,7 +1,7 @@
-"""One choice of a streamed chat or text completion, put together from its pieces.
+"""One choice of a streamed chat or text completion, assembled from its pieces.
 
-Strings grow, lists go on, tool calls find their call; what names a thing
-(role, id, type, a function's name) is taken once and never glued together.
+Strings and lists are concatenated, pieces of tool calls are added to their call; names (role,
+id, type, the name of a function) are taken once and never concatenated.
 
 :source: OpenAI API reference, "The chat completion chunk object"; tool call
     pieces without ``index`` or ``id`` are seen in the wild (apache/maka#1995,
@@ -23,16 +23,16 @@ _NAMES = frozenset({"role", "id", "type", "name"})
 _NULL = Raw(b"null")
 
 
-# These three take slices of JSON that was found sound before.
+# These three take slices of JSON that is known to be valid.
 
 
 def value_of(raw: Raw | None) -> Any:
-    """The value itself; ``None`` for nothing."""
+    """The value; ``None`` if there is none."""
     return None if raw is None else _any.decode(raw)
 
 
 def fields_of(raw: Raw) -> dict[str, Raw]:
-    """An object's fields, each as it was written; none of anything else."""
+    """The fields of an object, each as it was written; empty for any other value."""
     try:
         return _fields.decode(raw)
     except msgspec.ValidationError:
@@ -40,7 +40,7 @@ def fields_of(raw: Raw) -> dict[str, Raw]:
 
 
 def items_of(raw: Raw | None) -> list[Raw]:
-    """A list's items, each as it was written; none of anything else."""
+    """The items of a list, each as it was written; empty for any other value."""
     try:
         return [] if raw is None else _list.decode(raw)
     except msgspec.ValidationError:
@@ -48,7 +48,7 @@ def items_of(raw: Raw | None) -> list[Raw]:
 
 
 class Choice:
-    """Everything that the pieces of one choice said.
+    """What the pieces of one choice add up to.
 
     :param index: its place among the choices.
     """
@@ -66,7 +66,7 @@ class Choice:
         """It has a finish reason."""
 
     def add(self, fields: dict[str, Raw]) -> None:
-        """Take one chunk's part for this choice, ``index`` taken off."""
+        """Add a chunk's part for this choice, without its ``index``."""
         for name, raw in fields.items():
             if name == "delta":
                 self._chat = True
@@ -81,7 +81,7 @@ class Choice:
         self.finished = bytes(reason) not in (b"null", b'""')
 
     def result(self) -> dict[str, Any]:
-        """The choice as the answer's object has it."""
+        """The choice as it is in the answer's object."""
         result: dict[str, Any] = {"index": self._index, "finish_reason": None, **self._rest}
         if self._chat:
             result["message"] = self._whole_message()
@@ -102,10 +102,10 @@ class Choice:
                 self._call_of(piece).add(piece)
 
     def _call_of(self, piece: dict[str, Any]) -> _Call:
-        """The call that a piece belongs to; a new one where it starts one.
+        """The call that a piece belongs to, or a new one if it starts one.
 
-        By index, unless its id or name contradicts; without an index by id;
-        without both, a name starts a call and anything else goes on.
+        Identified by index, unless id or name contradict; without an index by id; without both,
+        a piece with a name starts a call, and any other continues the last one.
         """
         index, given_id, name = piece.get("index"), piece.get("id"), _name(piece)
         found: _Call | None = None
@@ -130,7 +130,7 @@ class Choice:
             self._logprobs.setdefault(name, []).extend(items_of(tokens))
 
     def _whole_message(self) -> dict[str, Any]:
-        # Not null even beside tool calls: so says llama-server, unlike OpenAI.
+        # Not null even with tool calls: that is llama-server, unlike OpenAI.
         message = {"role": "assistant", **self._message.result()}
         message["content"] = message.get("content") or ""
         calls = [call.result() for call in sorted(self._calls, key=lambda call: call.index)]
@@ -140,14 +140,14 @@ class Choice:
 
 
 class Growing:
-    """An object that arrives in pieces; nested objects grow the same way."""
+    """An object that arrives in pieces, as do nested objects."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {}
         self._values: dict[str, Any] = {}
 
     def add(self, piece: dict[str, Any]) -> None:
-        """Take the next piece. ``null`` adds nothing to what is there."""
+        """Add the next piece. ``null`` adds nothing."""
         for name, value in piece.items():
             known = self._values.get(name)
             if isinstance(value, str) and name not in _NAMES:
@@ -162,7 +162,7 @@ class Growing:
                 self._values[name] = value
 
     def get(self, name: str) -> Any:
-        """A value that is taken once, such as an id."""
+        """Set a value that is taken once, such as an id."""
         return self._values.get(name)
 
     def result(self) -> dict[str, Any]:

@@ -1,17 +1,16 @@
-"""Who is there, by the word of a source that may be wrong for a moment.
+"""The set of backends of a source that may be wrong for a moment.
 
-What a source tells is taken at once where it adds or changes. Where it takes
-away, it is believed late: a registration that expired because its keeper was
-slow, or a store that came back empty, must not take a server out that works.
-Whether a server works is for health checks to say, not for a list.
+Additions and changes are applied at once, removals late: a registration that expired because
+its keeper was slow, or a store that came back empty, must not remove a server that works.
+Whether a server works is decided by health checks, not by a list.
 
-- What vanishes is **held** for ``hold_s``. If it returns in that time, nothing
-  has happened.
-- What vanishes again and again is held twice as long each time, up to
-  ``most_s``, until it has kept still for ``calm_s``.
-- If more than half of a set of two or more is gone at a time, all of these are
-  held for ``mass_s`` at least: an outage of the source is likelier than one of
-  everybody else. One alone may always go.
+- An entry that vanishes is **held** for ``hold_s``. If it returns in that time, nothing has
+  happened.
+- An entry that vanishes repeatedly is held twice as long each time, up to ``most_s``, until it
+  has stayed for ``calm_s``.
+- If more than half of a set of two or more vanishes at a time, all of these are held for at
+  least ``mass_s``: an outage of the source is more likely than one of the servers. A single
+  entry may always go.
 """
 
 from __future__ import annotations

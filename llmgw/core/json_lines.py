@@ -1,9 +1,8 @@
-"""JSON objects, one after the other, as they come in pieces from a watch.
+"""JSON objects, one per line, as they arrive in pieces from a watch.
 
-Both etcd's gateway and the Kubernetes API write one object and a line end for
-each event. The line end is the only border there is: inside an object a line
-end cannot stand, since JSON escapes it in strings and both write without
-indentation.
+Both etcd's gateway and the Kubernetes API write one object and a line end for each event. The
+line end is the only separator; it cannot occur inside an object, since JSON escapes it in
+strings, and both write without indentation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ MOST_BYTES = 16 << 20
 
 
 class NotJsonLinesError(ValueError):
-    """What came is no such stream; nothing after it can be trusted."""
+    """The stream is malformed; nothing after the fault can be trusted."""
 
 
 class JsonLines:

@@ -1,15 +1,14 @@
 """What the gateway needs to know of a ``multipart/form-data`` body (transcriptions).
 
-Only the delimiters and the parts' headers are looked at; a file's content is
-leapt over. Whatever two parsers might read differently is refused, because
-the field that we read must be the one that the backend reads: a boundary that
-does not begin a line or runs on into other text, or stands after the end, a
-part without a disposition or with two, a name written with escapes, a duplicate
-``model`` or ``stream``. Preamble and epilogue are allowed, as RFC 2046 wants.
+Only the delimiters and the headers of the parts are parsed; the content of files is skipped.
+Whatever two parsers might read differently is refused, because the field that we read must be
+the one that the backend reads: a boundary that is not at the start of a line, runs on into
+other text, or comes after the end; a part without a disposition or with two; a name with
+escapes; a duplicate ``model`` or ``stream``. Preamble and epilogue are allowed, as in RFC 2046.
 
-Known weakness: WHATWG writes a file name's backslash bare, RFC 9110 as a
-pair. Names of fields with backslashes are refused, file names are not looked
-at, so one that ends in a backslash is refused as unclear.
+Known weakness: WHATWG writes a backslash in a file name as it is, RFC 9110 as a pair. Field
+names with backslashes are refused; file names are not parsed, so one that ends in a backslash
+is refused as ambiguous.
 
 :source: RFC 2046 section 5.1.1 (delimiters, preamble, epilogue), RFC 7578
     (form-data, sections 4.1, 4.2, 5.1), RFC 9110 section 5.6.6 (parameters).
@@ -45,7 +44,7 @@ _HEADER = re.compile(rb"(%b):[ \t]*([^\r\n\0]*?)[ \t]*\r\n" % _TOKEN)
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """One part: its name, whether it is a file, and where its content stands."""
+    """One part: its name, whether it is a file, and the offsets of its content."""
 
     name: bytes
     is_file: bool
@@ -54,13 +53,13 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 def read_multipart(body: bytes, content_type: str, *, require_model: bool = True) -> Ask:
-    """Read ``model`` and ``stream``, wherever they stand; the body itself stays as it is.
+    """Read ``model`` and ``stream``, wherever they are; the body itself stays as it is.
 
     ``prompt_bytes`` is the length of the ``prompt`` field, not of files.
 
     :param content_type: the request's header, with its ``boundary``.
     :param require_model: whether a missing ``model`` is an error.
-    :raise InvalidRequest: for a body that is not clearly one form with one ``model``.
+    :raise InvalidRequest: the body is not unambiguously one form with one ``model``.
     """
     parts = _parts(body, content_type)
     model = ""
@@ -80,9 +79,9 @@ def read_multipart(body: bytes, content_type: str, *, require_model: bool = True
 
 
 def splice_multipart(body: bytes, content_type: str, model: str) -> bytes:
-    """``body`` with another value in its field ``model``; every other byte stays.
+    """``body`` with another value of its field ``model``; every other byte stays.
 
-    :raise InvalidRequest: as :func:`read_multipart`; also when there is no such field.
+    :raise InvalidRequest: as :func:`read_multipart`; also if there is no such field.
     :raise ValueError: ``model`` has a line break, which could forge a delimiter.
     """
     if "\r" in model or "\n" in model:
@@ -105,7 +104,7 @@ def _only(parts: list[_Part], name: bytes) -> _Part | None:
 
 def _text(body: bytes, part: _Part, name: str) -> str:
     most = part.start + 4 * _LIMITS.model_chars + 4
-    if part.end > most:  # too long whatever it is, and maybe cut amid a character
+    if part.end > most:  # too long in any case, and perhaps cut inside a character
         return body[part.start : most].decode(errors="replace")
     try:
         return body[part.start : part.end].decode()
@@ -136,7 +135,7 @@ def _parts(body: bytes, content_type: str) -> list[_Part]:
         found = body.find(dashes, start)
         if found < 0:
             raise InvalidRequest(f"the form ends amid its part {len(parts) + 1}: no closing boundary")
-        # The line break before a boundary is its own, and not the blank line's.
+        # The line break before a boundary belongs to it, not to the blank line.
         if not body.endswith(b"\r\n", start, found):
             raise _unclear("a boundary stands inside a line", found)
         parts.append(_Part(name, is_file, start, found - 2))

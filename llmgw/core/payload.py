@@ -1,8 +1,8 @@
 """What one JSON object of an answer says: content, tokens, timings, end, error.
 
-The object may be one event's data, one NDJSON line or a whole body, of any of
-the dialects: their fields do not clash, so :func:`read` and :func:`read_body`
-go by shape and need no dialect. The usual objects are read for less by :mod:`llmgw.core.usual`.
+The object may be the data of an event, an NDJSON line or a whole body, in any dialect: their
+fields do not clash, so :func:`read` and :func:`read_body` go by the shape and need no dialect.
+Common objects are read more cheaply by :mod:`llmgw.core.usual`.
 
 :source: ``chat``, ``completion``, ``native``: llama.cpp ``tools/server/README.md``
     and recordings of build b11549; ``responses``, ``messages``: the OpenAI and
@@ -20,14 +20,14 @@ from msgspec import Raw, Struct
 _ERROR_LIMIT = 200
 COUNT_LIMIT = 1 << 40
 ABSENT = Raw(b"")
-"""Stands for a field that is not there."""
+"""Stands for an absent field."""
 
 UNREADABLE = (ValueError, RecursionError)
-"""What a decoder raises for what it cannot take."""
+"""The errors of a decoder."""
 
 
 class Tokens(Struct):
-    """Token counts as told; ``None`` where nothing was said.
+    """Token counts as reported; ``None`` where nothing was reported.
 
     :param prompt: the whole prompt, cached part included.
     """
@@ -38,7 +38,7 @@ class Tokens(Struct):
 
 
 class Timings(Struct):
-    """What a backend measured by itself.
+    """The backend's own measurements.
 
     :param prompt_s: seconds it spent on the uncached part of the prompt.
     :param token_rate: output tokens per second.
@@ -49,18 +49,17 @@ class Timings(Struct):
 
 
 class Said(Struct):
-    """What one object said.
+    """What one object says.
 
-    :param content: it carries something for the reader: text, reasoning, a
-        refusal, audio or a tool call.
-    :param finished: it says that the answer, or one choice of it, is complete.
+    :param content: it has content: text, reasoning, a refusal, audio or a tool call.
+    :param finished: it says that the answer, or one of its choices, is complete.
     :param error: a short message, if it reports an error.
-    :param choice: index of the one choice it speaks of; ``None`` if of none.
-    :param alone: its list of choices is empty: it was sent for its usage.
-    :param told: token counts that close an answer, or are running totals.
-    :param opening: token counts that only open one (Anthropic ``message_start``).
+    :param choice: index of the choice that it is about; ``None`` if it is about none.
+    :param alone: its list of choices is empty: it was sent only for its usage.
+    :param told: token counts at the end of an answer, or running totals.
+    :param opening: token counts at the beginning of an answer (Anthropic ``message_start``).
     :param timings: the backend's own measurements.
-    :param timed: token counts out of those measurements.
+    :param timed: token counts among those measurements.
     """
 
     content: bool = False
@@ -75,7 +74,7 @@ class Said(Struct):
 
 
 class _Object(Struct):
-    """Slices of the fields that matter; all else is skipped unread."""
+    """Slices of the fields that matter; all others are skipped."""
 
     choices: Raw = ABSENT
     index: Raw = ABSENT
@@ -107,7 +106,7 @@ _any = msgspec.json.Decoder()
 
 
 def read(payload: bytes) -> Said | None:
-    """One event, line or small object; ``None`` if it is no JSON object."""
+    """Read one event, line or small object; ``None`` if it is not a JSON object."""
     try:
         fields = _object.decode(payload)
     except UNREADABLE:
@@ -127,16 +126,16 @@ def read(payload: bytes) -> Said | None:
         any(_get(choice, "finish_reason") for choice in choices)
         or kind in ("message_stop", "response.completed", "response.incomplete")
         or _value(fields.stop) is True
-        or _text(fields.stop_type)  # all that response_fields may leave of it
+        or _text(fields.stop_type)  # response_fields may leave nothing else
         or _value(fields.done) is True
     )
     return said
 
 
 def read_body(body: bytes) -> list[Said]:
-    """A whole JSON body, looked at for tokens, timings and errors only.
+    """Read a whole JSON body, only for tokens, timings and errors.
 
-    llama-server answers a list where ``/completion`` got several prompts.
+    llama-server answers with a list if ``/completion`` got several prompts.
     """
     try:
         return [_read_outcome(_object.decode(body))]
@@ -154,7 +153,7 @@ _FRAGMENTS = {key: re.compile(key + _NESTED) for key in (b'"usage"', b'"timings"
 
 
 def read_fragment(part: bytes) -> Said:
-    """A piece cut out of a body too large to keep: its last usage and timings objects."""
+    """Read a part of a body that is too large to keep: its last usage and timings objects."""
     found: dict[bytes, Raw] = {}
     for key, pattern in _FRAGMENTS.items():
         at = part.rfind(key)
@@ -174,7 +173,7 @@ def _read_outcome(fields: _Object) -> Said:
         said.told = _usage(usage)
     elif fields.tokens_predicted is not ABSENT and _value(fields.stop) is not False:
         said.choice = _count(_value(fields.index)) or 0
-        # tokens_cached is the fill of the slot afterwards, not what was reused.
+        # tokens_cached is the number of tokens in the slot afterwards, not what was reused.
         said.told = Tokens(
             prompt=_count(_value(fields.tokens_evaluated)),
             cached=said.timed.cached if said.timed else None,
@@ -199,7 +198,7 @@ def _usage(usage: Any) -> Tokens | None:
         return Tokens(_count(usage.get("prompt_tokens")), cached, output)
     prompt, output = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
     if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
-        # Anthropic: input_tokens is only what came from no cache and went into none.
+        # Anthropic: input_tokens are only those neither read from a cache nor written to one.
         cached = _count(usage.get("cache_read_input_tokens"))
         made = _count(usage.get("cache_creation_input_tokens"))
         return Tokens((prompt or 0) + (cached or 0) + (made or 0), cached, output)
@@ -214,9 +213,9 @@ def _timings(timings: dict[str, Any]) -> tuple[Timings, Tokens]:
 
 
 def add_timings(said: Said, timings: Timings, timed: Tokens) -> None:
-    """Add to ``said`` what was measured, if anything was.
+    """Add measurements to ``said``, if there are any.
 
-    All is zero before the first batch of the prompt is done.
+    They are all zero before the first batch of the prompt has been processed.
     """
     if timed.prompt or timed.output:
         said.timings, said.timed = timings, timed
@@ -230,14 +229,14 @@ def measured(
     predicted_ms: Any,
     predicted_per_second: Any,
 ) -> tuple[Timings, Tokens]:
-    """What llama-server's ``timings`` say, by the names they have there."""
+    """The values of llama-server's ``timings``, by their names there."""
     cached, fresh, output = _count(cache_n), _count(prompt_n), _count(predicted_n)
     rate = _seconds(predicted_per_second, 1.0)
     if not rate and output and output > 1:
         output_s = _seconds(predicted_ms, 1e-3)
         rate = output / output_s if output_s else None
     prompt = None if fresh is None else fresh + (cached or 0)
-    # A single token comes with a rate of 0, which is no rate.
+    # For a single token the reported rate is 0, which means nothing.
     return Timings(_seconds(prompt_ms, 1e-3), rate or None), Tokens(prompt, cached, output)
 
 
@@ -309,7 +308,7 @@ def _get(value: Any, key: str) -> Any:
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens, if it can be one."""
+    """A number of tokens, if the value can be one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < COUNT_LIMIT:
         return None
     return int(value)

@@ -1,18 +1,18 @@
-"""Where a model is loaded, and what must go for it.
+"""Decides where a model is loaded, and which models are evicted for it.
 
-What is asked of an instance, in this order:
+The possibilities, in order of preference:
 
-1. room for one more model, by count and by memory: the idlest such instance, then
-   the quickest, then the one with most left;
-2. else an idle model may go, the one that costs least to lose: a model's cost is
-   its load time, which fades while nobody asks for it;
-3. else an idle model that is too fresh to go will soon be old enough: wait;
-4. else a busy model is let run out: no new requests for it there, and it goes
-   when its last one has ended. It is never cut.
+1. an instance has room for one more model, by number and by memory: the idlest such instance,
+   then the quickest, then the one with the most room;
+2. an idle model can be evicted: the one with the least cost, which is its load time and fades
+   while it is not requested;
+3. an idle model has not been in memory for its minimum stay, but soon will have: wait;
+4. a busy model is drained: it gets no new requests there, and is evicted when its last one has
+   ended. No request is cut.
 
-A pinned model never goes, nor one that is being loaded, nor one within its
-minimum stay: without the last rule two models that share an instance would evict
-each other without serving anybody.
+A pinned model is never evicted, nor one that is being loaded, nor one within its minimum stay:
+without the last rule two models that share an instance would evict each other without serving
+any request.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from math import inf
 from msgspec import Struct
 
 FADE_S = 60.0
-"""A model nobody has asked for so long costs half of its load time to lose."""
+"""The cost of a model that has not been requested for so long is half of its load time."""
 
 LOOK_AGAIN_S = 1.0
-"""When to look again for what ends at no known time."""
+"""When to look again for something that ends at an unknown time."""
 
 
 class Resident(Struct, frozen=True):
     """A model that an instance has in memory.
 
-    :param busy: requests at work on it, whoever sent them.
-    :param used_s: last time somebody asked for it; ``since_s`` when it came.
-    :param load_s: what loading it there takes.
-    :param size: bytes of memory it takes, 0 if not known.
-    :param fixed: it may not go at all: it is pinned.
-    :param loading: it is on its way into memory, and may not go yet.
+    :param busy: number of requests running on it, from all gateways.
+    :param used_s: monotonic time at which it was last requested; ``since_s`` when it was loaded.
+    :param load_s: seconds that loading it there takes.
+    :param size: bytes of memory it takes; 0 if not known.
+    :param fixed: it is pinned, and may not be evicted at all.
+    :param loading: it is being loaded, and may not be evicted yet.
     """
 
     model: str
@@ -53,13 +53,13 @@ class Resident(Struct, frozen=True):
 class Instance(Struct, frozen=True):
     """A backend that has the wanted model, but not in memory.
 
-    :param most: models it may have in memory at a time, ``None`` for any number.
-    :param memory: bytes that all of them together may take, ``None`` for no limit.
-    :param in_flight: requests at work there, of all models.
-    :param load_s: what loading the wanted model there is expected to take.
-    :param not_before_s: the wanted model failed there, and is not tried before this.
+    :param most: number of models it may have in memory at a time; ``None`` for any number.
+    :param memory: bytes that all of them together may take; ``None`` for no limit.
+    :param in_flight: number of requests running there, for all models.
+    :param load_s: expected seconds for loading the wanted model there.
+    :param not_before_s: the wanted model failed there, and is not tried before this time.
     :param changing: room is being made there.
-    :param kept: nothing goes there for now, as somebody waits for what is there.
+    :param kept: nothing may be evicted there for now, as requests wait for what is there.
     """
 
     id: str
@@ -76,8 +76,8 @@ class Instance(Struct, frozen=True):
 class Place(Struct, frozen=True):
     """Load it here.
 
-    :param victims: models that must go first.
-    :param drain: some of them are busy, and must run out before.
+    :param victims: models that are evicted first.
+    :param drain: some of them are busy, and are drained before.
     """
 
     instance: str
@@ -86,7 +86,7 @@ class Place(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """Nowhere now. Look again at ``until_s``, or when something changed."""
+    """Nowhere for now. Look again at ``until_s``, or when something has changed."""
 
     until_s: float
     why: str
@@ -145,7 +145,7 @@ def place(
 
 
 def cost(resident: Resident, now_s: float) -> float:
-    """What losing it costs: seconds of load, fading while nobody asks."""
+    """The cost of evicting it: seconds of load, fading while it is not requested."""
     idle_s = max(0.0, now_s - max(resident.used_s, resident.since_s))
     return max(resident.load_s, 0.001) / (1.0 + idle_s / FADE_S)
 
@@ -179,7 +179,7 @@ def _offer(
 
 
 def _lacking(instance: Instance, size: int) -> tuple[int, int]:
-    """Models and bytes that must go."""
+    """The number of models and of bytes that must be freed."""
     models = 0 if instance.most is None else max(0, len(instance.residents) + 1 - instance.most)
     if instance.memory is None:
         return models, 0
@@ -188,7 +188,7 @@ def _lacking(instance: Instance, size: int) -> tuple[int, int]:
 
 
 def _less_left(instance: Instance) -> tuple[float, float]:
-    """Low where much is left, by count and by memory."""
+    """How full the instance is, by number and by memory."""
     count = -inf if instance.most is None else len(instance.residents) - instance.most
     if instance.memory is None:
         return count, -inf
@@ -196,14 +196,14 @@ def _less_left(instance: Instance) -> tuple[float, float]:
 
 
 def _victims(residents: Sequence[Resident], lacking: tuple[int, int], now_s: float) -> list[Resident] | None:
-    """The cheapest that free enough, idle ones first; ``None`` if all together do not."""
+    """The cheapest models that free enough, idle ones first; ``None`` if all together do not."""
     models, size = lacking
     gone: list[Resident] = []
     for each in sorted(residents, key=lambda one: (one.busy > 0, cost(one, now_s), one.model)):
         if models <= 0 and size <= 0:
             break
         if models <= 0 and each.size <= 0:
-            continue  # its going would free nothing that is lacking
+            continue  # evicting it would free nothing that is needed
         gone.append(each)
         models -= 1
         size -= each.size

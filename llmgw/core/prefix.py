@@ -1,26 +1,25 @@
-"""Which backend has read which beginnings of prompts, as far as we can know.
+"""An estimate of which backend has which prompt prefixes in its cache.
 
-An inference server keeps what it has read: llama-server one sequence per slot,
-others blocks in a pool. A prompt that begins alike is then read from there in
-no time, so that knowing who holds what is worth more than any model of speed.
+An inference server caches what it has processed: llama-server one sequence per slot, others
+blocks in a pool. A prompt with the same prefix then skips that part, so knowing what is cached
+where is worth more than any model of speed.
 
-Three parts, each with its bound:
+Three parts, each bounded:
 
-- :func:`hash_blocks` cuts a prompt into blocks and hashes each *together with all
-  before it*, so that equal hashes mean equal beginnings.
-- :func:`landmarks` thins a long list: the first 24 blocks all, then ever fewer,
-  at places that do not depend on the length. At most :data:`MAX_LANDMARKS` stay.
-- :class:`PrefixIndex` remembers who read which landmark last, for the latest ones.
+- :func:`hash_blocks` cuts a prompt into blocks and hashes each *together with all before it*,
+  so equal hashes mean equal prefixes.
+- :func:`landmarks` thins out a long list: it keeps the first 24 blocks, then fewer and fewer, at
+  positions that do not depend on the length. At most :data:`MAX_LANDMARKS` stay.
+- :class:`PrefixIndex` remembers which backends have read which landmarks, for the latest ones.
 
-Nobody tells us what a server throws away. So each backend has a count of prompts
-read, and a beginning read ``n`` prompts ago is believed to be there still by how
-often that was true at such a distance; :meth:`PrefixIndex.correct` learns it from
-the cached tokens that the backend reports. Llama-server holds one prompt per
-slot, which is where its belief starts.
+No server reports what it evicts. So the prompts of each backend are counted, and a prefix read
+``n`` prompts ago is believed to be cached still as often as that was true at such a distance;
+:meth:`PrefixIndex.correct` learns it from the cached tokens that the backend reports. A
+llama-server keeps one prompt per slot, which determines the initial belief.
 
-Known weakness: a running CRC-32 is no defence against one who wants two prompts
-to collide, and two of 30,000 remembered blocks may collide by chance. What comes
-of it is a wrong guess about speed, which the next answer corrects.
+Known weakness: a running CRC-32 does not prevent somebody from making two prompts collide, and
+two of 30,000 remembered blocks may collide by chance. The result is a wrong estimate of speed,
+which the next answer corrects.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from operator import itemgetter
 from zlib import crc32
 
 DENSE = 24
-"""So many first blocks are all landmarks."""
+"""So many blocks at the beginning are all landmarks."""
 
 PER_OCTAVE = 8
-"""Beyond, so many landmarks for each doubling of the length."""
+"""Beyond these, the number of landmarks for each doubling of the length."""
 
 MAX_LANDMARKS = 64
-"""Landmarks of one prompt; they reach 520 blocks far, what follows is not looked at."""
+"""Landmarks per prompt; they cover 520 blocks, and what follows is ignored."""
 
 
 def _places() -> tuple[int, ...]:
@@ -58,7 +57,7 @@ _PICKERS = tuple(
 """For each length of a prefix, takes the landmarks out of it."""
 
 MAX_PLATEAUS = 2
-"""Different lengths that :meth:`PrefixIndex.match` tells apart."""
+"""Number of different lengths that :meth:`PrefixIndex.match` distinguishes."""
 
 DISTANCES = 64
 """Belief is kept per power of two of the distance; no count of prompts has more."""
@@ -67,14 +66,14 @@ GAIN = 0.1
 """Weight of the newest observation in a belief."""
 
 FAR = 0.3
-"""First belief in a prompt read longer ago than there are slots."""
+"""Initial belief in a prompt read more prompts ago than there are slots."""
 
 
 def hash_blocks(text: bytes, block_bytes: int, most_blocks: int) -> tuple[int, ...]:
-    """Hashes of the whole blocks of ``text``, first block first; a rest is left out.
+    """Hashes of the whole blocks of ``text``, first block first; an incomplete last block is ignored.
 
-    Each covers all bytes from the beginning to the end of its block, and is the
-    same in every process. Work is bounded: at most ``block_bytes * most_blocks``
+    Each hash covers all bytes from the beginning to the end of its block, and is the same in
+    every process. Work is bounded: at most ``block_bytes * most_blocks``
     bytes are read, one checksum per block.
 
     :param block_bytes: length of a block, 1 or more.
@@ -106,8 +105,8 @@ def blocks_covered(marks: int) -> int:
 class Held:
     """What is believed about one backend's cache.
 
-    :ivar read: prompts read there so far.
-    :ivar belief: per class of distance, the share that was still there.
+    :ivar read: number of prompts read there so far.
+    :ivar belief: by class of distance, the share of prefixes that were still cached.
     """
 
     __slots__ = ("belief", "read")
@@ -118,11 +117,11 @@ class Held:
 
 
 class PrefixIndex:
-    """Landmarks with the backends that read them; the latest ``most`` of them.
+    """The latest ``most`` landmarks, with the backends that have read them.
 
-    Landmarks live in two generations. What is read goes into the young one, and
-    when that has half of ``most`` it becomes the old one, and the old one's rest is
-    forgotten: nearly the order of last use, at the price of a plain dict.
+    Landmarks are kept in two generations. New ones go into the young generation; when that has
+    half of ``most``, it becomes the old one, and what was left in the old one is dropped. This
+    is nearly an LRU cache, at the cost of a plain dict.
 
     Memory is bounded by ``most``: about 0.3 kB per landmark with one backend and
     0.1 kB for each further one.
@@ -138,7 +137,7 @@ class PrefixIndex:
         self.held: dict[str, Held] = {}
 
     def __len__(self) -> int:
-        """Landmarks remembered; one that was read again may count twice."""
+        """Number of landmarks kept; one that was read again may count twice."""
         return len(self._young) + len(self._old)
 
     def insert(self, marks: Sequence[int], backend_id: str, slots: int) -> None:
@@ -225,7 +224,7 @@ class PrefixIndex:
             held.belief[distance] += GAIN * (share - held.belief[distance])
 
     def forget(self, backend_id: str) -> None:
-        """It was restarted or is gone: it holds nothing."""
+        """The backend was restarted or is gone: its cache is empty."""
         if self.held.pop(backend_id, None) is None:
             return
         for generation in (self._young, self._old):

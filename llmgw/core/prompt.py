@@ -1,9 +1,8 @@
-"""What the beginning of a prompt is known by: hashes of the blocks of its bytes.
+"""Identifies prompt prefixes by hashes of blocks of bytes.
 
-Nothing is rendered or tokenized. The raw JSON of what makes the prompt stands for
-it, so a conversation that grows shares its first blocks with what it was, and two
-clients share theirs when they write their JSON alike. A wrong guess costs no more
-than a prompt read anew.
+Nothing is rendered or tokenized. The raw JSON of the prompt stands for it: a conversation that
+grows shares its first blocks with its earlier state, and two clients share blocks if they write
+their JSON alike. A wrong guess only costs processing a prompt again.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ BLOCK_BYTES = 448
 """128 tokens at 3.5 bytes each."""
 
 MAX_BLOCKS = 520
-"""As far as landmarks reach: 230 kB, or 66,000 tokens."""
+"""As many as landmarks cover: 230 kB, or 66,000 tokens."""
 
 READ_BYTES = 128 * 1024
-"""Bodies up to this length are read exactly; of longer ones only a window is looked at."""
+"""Bodies up to this length are parsed; of longer ones only a window is looked at."""
 
 SEARCHED_BYTES = 16 * 1024
-"""How far from a long body's start its prompt may begin."""
+"""In a long body the prompt must begin within so many bytes."""
 
 _ABSENT = Raw(b"")
 _KEYS = (b'"messages":', b'"prompt":', b'"input":')
 
 
 class _Prompt(Struct):
-    """The members that a prompt is made of, in the order in which models see them."""
+    """The members that make up a prompt, in the order in which models see them."""
 
     system: Raw = _ABSENT
     instructions: Raw = _ABSENT
@@ -67,7 +66,7 @@ def prefix_of(body: bytes, model: str) -> tuple[int, ...]:
 
 
 def _start(body: bytes) -> int:
-    """Where the prompt of a long body begins; its first byte if that is not clear."""
+    """The offset of the prompt in a long body; 0 if it is not clear."""
     for key in _KEYS:
         at = body.find(key, 0, SEARCHED_BYTES)
         if at >= 0:
@@ -77,5 +76,5 @@ def _start(body: bytes) -> int:
 
 
 def is_batch(body: bytes) -> bool:
-    """Whether the body has several prompts, or one of token numbers, which looks alike."""
+    """Whether the body has several prompts, or one given as tokens, which looks similar."""
     return bytes(memoryview(_read(body).prompt)[:1]) == b"["

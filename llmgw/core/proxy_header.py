@@ -1,8 +1,8 @@
-"""The PROXY protocol: who a connection really comes from, told in its first bytes.
+"""The PROXY protocol: the origin of a connection, in its first bytes.
 
-A load balancer that passes bytes on writes one header, version 1 (a line of text)
-or 2 (binary), before anything else. :class:`ProxyReader` takes bytes in whatever
-pieces and never looks beyond the header.
+A load balancer that forwards bytes writes one header, version 1 (a line of text) or 2 (binary),
+before anything else. :class:`ProxyReader` takes bytes in any pieces and never looks beyond the
+header.
 
 :source: "The PROXY protocol, versions 1 & 2" (HAProxy, doc/proxy-protocol.txt).
 """
@@ -29,7 +29,7 @@ _UNIX_BYTES = 216
 
 
 class ProxyFault(Exception):
-    """These bytes are no PROXY header; nothing behind them may be read."""
+    """These bytes are not a PROXY header; nothing after them may be read."""
 
 
 class Place(NamedTuple):
@@ -115,7 +115,7 @@ class ProxyReader:
             return None
         self.rest = seen[end:]
         if version_command == 0x20:
-            # LOCAL: whatever stands there is to be skipped (section 2.2).
+            # LOCAL: the addresses have to be skipped (section 2.2).
             return UNTOLD
         return _addresses(kind, seen[V2_FIXED:end])
 

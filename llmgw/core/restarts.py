@@ -1,8 +1,7 @@
-"""When a process that ended by itself is started again.
+"""When a process that has ended by itself is restarted.
 
-At once after the first time, then later and later; one that ends again and again
-stays down, since something is wrong that another start will not mend, and every
-start takes from the others what they serve with.
+After the first time at once, then with growing pauses. One that ends again and again stays
+down: another restart would not fix it, and each one takes CPU time from the others.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections import deque
 FIRST_S = 0.1
 LONGEST_S = 5.0
 MOST = 5
-"""More ends than this within :data:`WINDOW_S`, and it stays down."""
+"""After more ends than this within :data:`WINDOW_S` it stays down."""
 WINDOW_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""The few changes that the gateway makes to a JSON body: top-level members, each in its place.
+"""The few changes that the gateway makes to a JSON body: top-level members are replaced in place.
 
 Every other byte stays as it came.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmgw.core.body import Ask
 
 REMOVE: Final = object()
-"""As a value for :func:`splice`: the member goes."""
+"""As a value for :func:`splice`: the member is removed."""
 _KEEP: Final = object()
 
 _encode = msgspec.json.Encoder().encode
@@ -26,12 +26,11 @@ _encode = msgspec.json.Encoder().encode
 def splice(body: bytes, changes: Mapping[str, object]) -> bytes:
     """``body`` with some top-level members replaced, added or removed.
 
-    Keys are compared after decoding; a replaced member keeps the spelling of
-    its key and its place, new ones come last. Every other byte stays, white
-    space included; a removed member takes the comma before it along (the first
-    one: the comma after it).
+    Keys are compared after decoding; a replaced member keeps its place and the spelling of its
+    key, new ones are appended. Every other byte stays, white space included; with a removed
+    member goes the comma before it (with the first one, the comma after it).
 
-    :param changes: new values by key: anything that JSON can say, or :data:`REMOVE`.
+    :param changes: new values by key: anything that JSON can represent, or :data:`REMOVE`.
     :raise InvalidRequest: as :func:`~.body.read_json`, for a body that is no object or has a duplicate key.
     """
     if not changes:
@@ -66,9 +65,9 @@ def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, obje
     """Changes for :func:`splice` after which no output limit is above ``most``, nor 0,
     which Ollama reads as no limit.
 
-    :param key: set this one when the client gave none; the route knows which
+    :param key: the key to set if the client gave none; which one depends on the route
         (``max_output_tokens`` on ``/v1/responses``, ``n_predict`` on ``/completion``).
-    :return: empty when the client keeps the limit by itself.
+    :return: empty if the client's own limits are low enough.
     """
     if not ask.output_limits:
         return {key: most}
@@ -78,8 +77,8 @@ def clamp_output(ask: Ask, most: int, key: str = "max_tokens") -> dict[str, obje
 def asking_usage(body: bytes) -> dict[str, object]:
     """Changes for :func:`splice` after which the stream ends with its usage.
 
-    What else the client wants of ``stream_options`` stays as it came, but for vLLM's running
-    totals: they come in events of their own right, and count only beside ``include_usage``.
+    Other ``stream_options`` of the client stay as they came, except for vLLM's running totals,
+    which vLLM only sends together with ``include_usage``.
     """
     wanted = members_of(read_members(body).get("stream_options"))
     wanted.pop("continuous_usage_stats", None)

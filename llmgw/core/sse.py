@@ -1,7 +1,7 @@
-"""Server-sent events: find them in any byte ranges, and take one kind out.
+"""Server-sent events: finding them in a stream of bytes, and removing usage events.
 
-:class:`EventSplitter` only looks: the bytes travel elsewhere, untouched.
-:class:`UsageStripper` is the one place that takes bytes out of a stream.
+:class:`EventSplitter` only looks: the bytes are forwarded elsewhere, untouched.
+:class:`UsageStripper` is the only place that removes bytes from a stream.
 
 :source: WHATWG HTML standard, "Interpreting an event stream": CRLF, LF and CR
     all end a line, a byte order mark may lead, one space after the colon is
@@ -19,7 +19,7 @@ Event = tuple[bytes | None, bytes]
 """An event's name (``None`` when unnamed) and its data, lines joined by LF."""
 
 EVENT_LIMIT = 1 << 20
-"""Bytes of one event that a reader holds before it gives that event up."""
+"""Bytes of one event that are buffered before the event is given up."""
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -27,11 +27,10 @@ _BOM = b"\xef\xbb\xbf"
 class EventSplitter:
     """Byte ranges in, whole events out; how the bytes were cut never matters.
 
-    Events without any data line (comments, ``id:`` alone) are not told, as a
-    browser would not tell them. ``id`` and ``retry`` are ignored.
+    Events without data lines (comments, ``id:`` alone) are not returned, as a browser would not
+    dispatch them. ``id`` and ``retry`` are ignored.
 
-    :param limit: bytes an event may have. A longer one is dropped from view
-        and counted; the ones after it are seen again.
+    :param limit: bytes that an event may have. A longer one is skipped and counted.
     """
 
     __slots__ = ("_dropping", "_first", "_limit", "_pending", "_searched", "_skip_lf", "idle", "oversize")
@@ -44,21 +43,21 @@ class EventSplitter:
         self._dropping = False
         self._first = True
         self.oversize = 0
-        """Events dropped from view because they were too long."""
+        """Number of events skipped because they were too long."""
         self.idle = False
-        """Between two events of an LF stream that has begun: whoever reads the
-        next bytes as one whole event himself may leave them out here."""
+        """Between two events of an LF stream that has begun: if the next bytes are exactly one
+        event, the caller may read it itself, without passing it to :meth:`feed`."""
 
     @property
     def in_event(self) -> bool:
-        """Something has come since the last blank line."""
+        """Bytes have come since the last blank line."""
         return bool(self._pending)
 
     @property
     def at_line_start(self) -> bool:
-        """A line of our own could be put in here.
+        """A line of our own may be inserted here.
 
-        False after a lone CR: the LF that may follow would end our line's event.
+        False after a lone CR: an LF that follows it would end the event of our line.
         """
         return not self._skip_lf and (not self._pending or self._pending.endswith(b"\n"))
 
@@ -73,8 +72,8 @@ class EventSplitter:
             if data.startswith(b"\n"):
                 data = data[1:]
         if b"\r" in data:
-            # A CR ends the line at once, so that nothing waits for a byte that
-            # may never come; an LF that follows belonged to it.
+            # A CR ends the line at once, since the next byte may never come; an LF that follows
+            # belongs to it.
             self._skip_lf = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         events = self._search(data)
@@ -82,7 +81,7 @@ class EventSplitter:
         return events
 
     def flush(self) -> list[Event]:
-        """At a clean end: the last event, if the blank line after it was left out."""
+        """At a clean end: the last event, if the blank line after it is missing."""
         block, dropping = bytes(self._pending), self._dropping
         self._pending.clear()
         self._searched = 0
@@ -143,7 +142,7 @@ def _parse(block: bytes) -> Event | None:
 
 
 _HOLD_LIMIT = 1 << 16
-"""A usage event has some hundred bytes; what is longer is none and goes on."""
+"""A usage event has a few hundred bytes; a longer event is not one, and is passed on."""
 
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 
@@ -169,15 +168,14 @@ def _is_usage_only(event: bytes) -> bool:
 
 
 class UsageStripper:
-    """Takes out the usage event that a client did not ask for.
+    """Removes the usage event that a client did not ask for.
 
-    For streams into whose request the gateway put
-    ``stream_options.include_usage``: the events with ``"choices":[]`` and a
-    usage object go (llama-server sends one per choice, others one in all), and
-    everything else, ``"usage":null`` fields and comments too, stays byte for
-    byte. An event that is not whole yet is held until it is.
+    For streams for which the gateway has added ``stream_options.include_usage`` to the request:
+    events with ``"choices":[]`` and a usage object are removed (llama-server sends one per
+    choice, others one in all). Everything else stays byte for byte, including comments and
+    ``"usage":null`` fields. An incomplete event is held back until it is complete.
 
-    :ivar held: bytes that wait for more.
+    :ivar held: the bytes held back.
     """
 
     __slots__ = ("_passing", "_skip_lf", "held")
@@ -188,11 +186,11 @@ class UsageStripper:
         self._skip_lf = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes of the stream; return those that may go on."""
+        """Take the next bytes of the stream; return those that may be forwarded."""
         if not self.held and not self._skip_lf and data.endswith(b"\n\n") and b'"usage"' not in data:
             return data
         if self._skip_lf and data:
-            # The second half of a CRLF whose first half was taken out.
+            # The second half of a CRLF whose first half was removed.
             self._skip_lf = False
             if data.startswith(b"\n"):
                 data = data[1:]
@@ -200,7 +198,7 @@ class UsageStripper:
         data = self.held + data
         out: list[bytes] = []
         start = 0
-        # An end that was not found before has at least one of the new bytes in it.
+        # An event's end that was not found before includes at least one of the new bytes.
         for end in _EVENT_END.finditer(data, max(0, seen - 3)):
             event = data[start : end.end()]
             start = end.end()
@@ -212,14 +210,14 @@ class UsageStripper:
             self._passing = False
         self.held = data[start:]
         if self._passing or len(self.held) > _HOLD_LIMIT:
-            # The last bytes stay: they may be the first half of a blank line.
+            # The last bytes are held back: they may be the first half of a blank line.
             self._passing = True
             out.append(self.held[:-3])
             self.held = self.held[-3:]
         return b"".join(out)
 
     def end(self) -> bytes:
-        """The stream is over; return what was held, unless it is a usage event."""
+        """The stream is over; return what was held back, unless it is a usage event."""
         held, self.held = self.held, b""
         if not self._passing and _is_usage_only(held):
             return b"".join(_kept(held))
@@ -227,7 +225,7 @@ class UsageStripper:
 
 
 def _kept(event: bytes) -> list[bytes]:
-    """What stays of an event that goes: comments, and the line ends before it, the first of
-    which may be the second half of a CRLF."""
+    """What is kept of a removed event: comments, and the line ends before it, of which the first
+    may be the second half of a CRLF."""
     blank = event[: len(event) - len(event.lstrip(b"\r\n"))]
     return [blank, *(line for line in event.splitlines(keepends=True) if line.startswith(b":"))]

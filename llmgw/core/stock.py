@@ -1,4 +1,4 @@
-"""What a backend that loads models by name has: which are in memory, which only on its disk."""
+"""The models of a backend that loads them by name: which are in memory, which only on its disk."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from msgspec import Struct, field
 class Stock(Struct):
     """One backend's models.
 
-    :param names: all it could serve.
-    :param cold: those of them that are not in memory; no request goes there for these.
-    :param slots: parallel sequences of single models that are, where known.
-    :param used: when each that is in memory was last asked for, or came.
+    :param names: all models that it could serve.
+    :param cold: those that are not in memory; it gets no requests for these.
+    :param slots: number of parallel sequences of models in memory, where known.
+    :param used: monotonic time at which each model in memory was last requested, or was loaded.
     """
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class Stock(Struct):
         )
 
     def follow(self, old: Stock | None, now_s: float) -> None:
-        """Take over when each was last used; what has come since then was used now."""
+        """Take over from ``old`` when each was last used; new ones count as used now."""
         known = {} if old is None else old.used
         self.used = {name: known.get(name, now_s) for name in self.names if name not in self.cold}
 
@@ -40,7 +40,7 @@ STATES = frozenset({"loaded", "loading", "unloaded", "failed"})
 
 
 def states_of(told: Any) -> Mapping[str, str]:
-    """``told``, if it is what a loader may tell of its models.
+    """``told``, if it is what a loader may return for its models.
 
     :raise ValueError: it is not; the message is for the operator.
     """

@@ -1,4 +1,4 @@
-"""A request's place in a distributed trace: what came with it, what goes on to backends.
+"""A request's place in a distributed trace: the caller's span, and those of the attempts.
 
 :source: W3C Trace Context, section 3.2 (``traceparent``).
 """
@@ -69,12 +69,12 @@ class Trace:
 
 
 def begin(traceparent: bytes | None, share: float, dice: random.Random) -> Trace | None:
-    """The trace of a new request; ``None``: it is not recorded.
+    """The trace of a new request; ``None`` if it is not recorded.
 
-    Whoever called decides; only where nobody has, ``share`` does.
+    The caller's ``traceparent`` decides that; without one, ``share`` does.
 
-    :param traceparent: the request's header; what is malformed counts as none.
-    :param share: of requests without one that are recorded, 0 to 1.
+    :param traceparent: the request's header; a malformed one is ignored.
+    :param share: the share of requests without one that are recorded, 0 to 1.
     """
     matched = _traceparent(traceparent) if traceparent is not None else None
     if matched is not None and not (matched[1] == b"00" and matched[5]):
@@ -87,5 +87,5 @@ def begin(traceparent: bytes | None, share: float, dice: random.Random) -> Trace
 
 
 def new_id(dice: random.Random, bits: int) -> int:
-    """An id, which is never zero."""
+    """A random id, never zero."""
     return dice.getrandbits(bits) or 1

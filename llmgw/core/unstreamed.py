@@ -28,7 +28,7 @@ from msgspec import Raw
 from llmgw.core.json_members import members_of
 
 TAIL_BYTES = 1 << 20
-"""How far from the messages' end the last one's role may stand."""
+"""The role of the last message is looked for in so many bytes at the end of the messages."""
 
 UNSTREAMED = frozenset(
     (
@@ -42,7 +42,7 @@ UNSTREAMED = frozenset(
         "verbose",
     )
 )
-"""Top-level keys that may ask for such a thing."""
+"""Top-level keys that may request such a thing."""
 WRITTEN_OVER = ("stream", "stream_options", "return_progress")
 """Keys whose values the gateway replaces to have a stream."""
 _FORMAT = "reasoning_format"
@@ -54,7 +54,7 @@ _OWN = re.compile(rb'\s*:\s*"assistant"').match
 
 
 def asks_unstreamed(found: Mapping[str, Raw]) -> bool:
-    """Whether a request asks for what a stream does not tell; its messages aside.
+    """Whether a request asks for something that a stream lacks, apart from its messages.
 
     :param found: the members of its body.
     """
@@ -74,10 +74,10 @@ def is_miswritten(found: Mapping[str, Raw]) -> bool:
 
 
 def is_begun(messages: bytes | Raw) -> bool:
-    """Whether the last message is the model's own, to be gone on with.
+    """Whether the last message is the model's own, which it shall continue.
 
-    Only the last ``"role"`` is looked at, however long the list: these bytes are never
-    inside a string, where each quote has a backslash before it.
+    Only the last ``"role"`` is looked at, however long the list is: these bytes cannot be inside
+    a string, where quotes are escaped.
 
     :param messages: a JSON array, or anything else.
     """

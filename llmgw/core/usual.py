@@ -1,9 +1,9 @@
-"""The usual objects of an answer, each read in a single typed decoding.
+"""Fast reading of the most common objects of an answer, each in a single typed decoding.
 
-Whatever could say more than the usual must be null or absent, and ``msgspec``
-checks that in the same pass. All else is left to :mod:`llmgw.core.payload`.
-:func:`read_chunk` and :func:`read_completion` tell just what is told there;
-:func:`plain_test` is a little less exact, and says in what.
+Every field that could say anything else must be null or absent, which ``msgspec`` checks in the
+same pass. Other objects are left to :mod:`llmgw.core.payload`. :func:`read_chunk` and
+:func:`read_completion` return exactly what it would; :func:`plain_test` is a little less exact,
+and documents in what.
 
 :source: ``timings`` and the shapes of llama.cpp's answers: recordings of build b11549.
 """
@@ -30,7 +30,7 @@ class _Usage(Struct, gc=False):
     prompt_tokens: _Whole
     completion_tokens: _Whole
     prompt_tokens_details: _Cached | None = None
-    input_tokens: Raw = ABSENT  # other dialects', told even when null
+    input_tokens: Raw = ABSENT  # of other dialects, present even if null
     cache_read_input_tokens: Raw = ABSENT
 
 
@@ -55,9 +55,10 @@ _completion = msgspec.json.Decoder(_Completion)
 
 
 def read_completion(body: bytes) -> Said | None:
-    """What :func:`~llmgw.core.payload.read_body` tells of a usual answer to ``chat`` or ``completion``.
+    """The result of :func:`~llmgw.core.payload.read_body` for a common answer to ``chat`` or
+    ``completion``.
 
-    :return: ``None`` says nothing: use that one.
+    :return: ``None`` decides nothing: use that function.
     """
     try:
         fields = _completion.decode(body)
@@ -101,7 +102,7 @@ class _Chunk(Struct, gc=False):
     stop: None = None
     stop_type: None = None
     done: None = None
-    tokens_predicted: Raw = ABSENT  # these two tell something even when null
+    tokens_predicted: Raw = ABSENT  # these two mean something even if null
     eval_count: Raw = ABSENT
 
 
@@ -109,9 +110,9 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 def read_chunk(payload: bytes) -> bool | None:
-    """Whether an event of ``chat`` or ``completion`` that says nothing else carries content.
+    """Whether an event of ``chat`` or ``completion`` that has nothing else carries content.
 
-    :return: ``None`` says nothing: use :func:`~llmgw.core.payload.read`.
+    :return: ``None`` decides nothing: use :func:`~llmgw.core.payload.read`.
     """
     try:
         chunk = _chunk.decode(payload)
@@ -129,8 +130,8 @@ def read_chunk(payload: bytes) -> bool | None:
     return False
 
 
-# An event is plain when it decodes as one of these: msgspec checks that for
-# less than the price of two searches for a substring.
+# An event is plain if it decodes as one of these: msgspec checks that in less time than two
+# substring searches take.
 
 
 class _PlainChoice(Struct, gc=False):
@@ -177,11 +178,12 @@ _PLAIN: dict[str, Callable[[bytes], object]] = {
 
 
 def plain_test(dialect: str) -> Callable[[bytes], object] | None:
-    """The test for "one more piece of the answer and nothing else", if the dialect has one.
+    """A function that tests whether an event is one more piece of the answer and nothing else;
+    ``None`` if the dialect has no such test.
 
-    It returns something true, or something false, or raises one of
-    :data:`UNREADABLE`, which is a no as well: a call more would cost a sixth of
-    what an event may. Exact for an end, an error, usage and timings: an event
-    that passes has none of them. Approximate for content: a role-only chunk passes too.
+    It returns a true or a false value, or raises one of :data:`UNREADABLE`, which also means no: a
+    wrapper around it would cost a sixth of the time for an event. It is exact for ends, errors,
+    usage and timings: an event that passes has none of these. It is approximate for content: a
+    role-only chunk passes, too.
     """
     return _PLAIN.get(dialect)
