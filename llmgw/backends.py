@@ -1,8 +1,8 @@
-"""The configured backends, made real: a place in the fleet, a pool, health sources.
+"""The running backends: each with its member of the fleet, its pool, and its health sources.
 
-:class:`Backends` brings the running set in line with a configured one, whether
-that came from the file, a reload, or a discovery. A backend that goes away is
-drained by the fleet: its streams run on, its pool closes behind them.
+:class:`Backends` brings the running set in line with a configured one, whether that comes from
+the file, a reload, or a discovery. A backend that is removed is drained by the fleet: its
+streams go on, and its pool is closed when they have ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Backends:
-    """Keeps fleet, pools and health sources in line with what is configured."""
+    """Keeps fleet, pools and health sources in line with the configuration."""
 
     log = Logger()
 
@@ -58,8 +58,8 @@ class Backends:
         self._sweep = sweep
         self._reactor = reactor
         self._watches: dict[str, Watch] = {}
-        self._told: dict[str, str] = {}  # by the log, of each at its last change
-        self._out: set[tuple[str, str]] = set()  # backend and model, told to be taken out
+        self._told: dict[str, str] = {}  # as logged, for each at its last change
+        self._out: set[tuple[str, str]] = set()  # backend and model that were logged as taken out
         self._health: dict[str, tuple[PluginConfig, ...]] = {}
         self._running = False
         # What TLS files held when their backend was put in place.
@@ -84,7 +84,7 @@ class Backends:
             ):
                 self._put(backend, config, health)
             elif figures != self._figures:
-                # Requests at work end on the old pool's connections.
+                # Running requests end on the connections of the old pool.
                 known.pool.close()
                 known.pool = self._pool(backend, config, _tls(backend))
         self._figures = figures
@@ -98,7 +98,7 @@ class Backends:
             watch.start()
 
     def stop(self) -> None:
-        """Stop watching and close what is idle."""
+        """Stop watching, and close idle connections."""
         self._running = False
         for watch in self._watches.values():
             watch.stop()
@@ -106,7 +106,7 @@ class Backends:
             upstream.pool.close()
 
     def all_looked(self) -> bool:
-        """Every backend has been looked at once."""
+        """Whether every backend has been checked once."""
         return all(watch.looked for watch in self._watches.values())
 
     def _put(self, backend: BackendConfig, config: Config, health: tuple[PluginConfig, ...]) -> None:
@@ -160,7 +160,7 @@ class Backends:
             shelf.publish()
 
     def _reported(self, id: str, target: Target, report: HealthReport) -> None:
-        """A look at a backend is over; it may have shown that its models are loaded by name."""
+        """A health check of a backend is over; it may have shown that its models are loaded by name."""
         self._tell(id, report)
         self._fleet.report(id, self._with_loaders_word(id, report), self._sweep.clock())
         backend = self._gateway.upstreams[id].config
@@ -182,7 +182,7 @@ class Backends:
         return replace(report, detail=one_line(f"{joined} {shelf.silent}"))
 
     def _tell(self, id: str, report: HealthReport) -> None:
-        """Into the log, when a look says something else than the one before."""
+        """Log a report that differs from the one before."""
         if not report.alive:
             what, level = f"fails its health checks: {report.detail}", LogLevel.warn
             kind = "refused" if report.refused else "silent"
@@ -200,7 +200,7 @@ class Backends:
             self.log.emit(level, "backend {backend}: {what}", backend=id, what=what)
 
     def _doubted(self, id: str) -> None:
-        """A request has heard what no look has told."""
+        """A request has learnt something that no health check has reported."""
         watch = self._watches.get(id)
         if watch is not None:
             watch.look_soon()
@@ -330,7 +330,7 @@ def _tls_files(backend: BackendConfig) -> tuple[bytes, ...]:
 
 
 def _loader_of(backend: BackendConfig) -> LoaderConfig | None:
-    """Its loader by configuration."""
+    """The loader in its configuration."""
     if backend.loader is None:
         return LoaderConfig("ollama") if backend.kind == "ollama" else None
     return None if backend.loader.plugin == "none" else backend.loader

@@ -1,8 +1,8 @@
 """The life of a daemon, whatever it serves: bind, signals, drain, reload.
 
 A gateway (:class:`~llmgw.service.GatewayService`) and the parent of several
-(:class:`~llmgw.workers.service.ParentService`) fill in what they stop, what they
-read anew, and whom they hurry.
+(:class:`~llmgw.workers.service.ParentService`) add what they stop, what they read again, and
+what they hurry.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ POLL_S = 0.05
 
 
 class StartError(SystemExit, Exception):
-    """It can't start; the message is one line for the terminal.
+    """The daemon cannot start; the message is one line for the terminal.
 
-    An exit, so that no traceback is printed. And an ``Exception``, as only that
-    makes twistd in the background tell the waiting process of its start, which
-    waits for ever otherwise, and take its pid file away.
+    A ``SystemExit``, so that no traceback is printed. And an ``Exception``, since only then
+    twistd in the background reports to the process that waits for its start, which would wait
+    for ever, and removes its pid file.
     """
 
 
@@ -51,8 +51,8 @@ class Daemon(Service):
     """One process that listens until it is told to end.
 
     :ivar upgrade: what SIGUSR2 does, if anything.
-    :ivar draining: it is ending, or about to.
-    :ivar relieved: another process accepts on the same sockets from now on.
+    :ivar draining: it is ending, or about to end.
+    :ivar relieved: another process accepts on the same sockets now.
     """
 
     log = Logger()
@@ -80,7 +80,7 @@ class Daemon(Service):
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What is allowed and worth a line."""
+        """Warnings about what is allowed, but worth a line in the log."""
         raise NotImplementedError
 
     @property
@@ -97,7 +97,7 @@ class Daemon(Service):
     def privilegedStartService(self) -> None:
         """Bind, while we may still be root.
 
-        :raise StartError: a port can't be had; the message names it.
+        :raise StartError: a port cannot be bound; the message names it.
         """
         for text, listener in [*self._listeners, *self._admin]:
             try:
@@ -157,11 +157,11 @@ class Daemon(Service):
         self.retire(relieved=True)
 
     def let_go(self) -> None:
-        """The sockets are another process's too from now on."""
+        """Another process uses the same sockets from now on."""
         raise NotImplementedError
 
     def retire(self, *, interrupted: bool = False, relieved: bool = False) -> None:
-        """Begin to drain, unless that is under way already.
+        """Begin to drain, unless it is draining already.
 
         :param interrupted: as SIGINT.
         :param relieved: another process accepts on the same sockets from now on.
@@ -171,7 +171,7 @@ class Daemon(Service):
             self.terminate(interrupted)
 
     def hurry(self) -> None:
-        """Skip the waiting of the drain that is under way."""
+        """Skip the remaining wait of the current drain."""
         self._hurried = self.draining
 
     async def until(self, done: Callable[[], bool], most_s: float, *, patient: bool = False) -> None:
@@ -186,14 +186,14 @@ class Daemon(Service):
     # --- reload -------------------------------------------------------------------
 
     def reload(self) -> Deferred[list[str]]:
-        """Read everything again; take it all over, or keep the old.
+        """Read everything again; replace all of it, or keep the old.
 
         :return: fires with the keys whose change needs a restart.
         """
         raise NotImplementedError
 
     def reload_and_log(self) -> None:
-        """Reload on a signal: the outcome goes to the log."""
+        """Reload on a signal; the outcome is logged."""
         self.reload().addErrback(
             lambda failure: self.log.error("reload refused: {why}", why=failure.getErrorMessage())
         )
@@ -208,6 +208,6 @@ class Daemon(Service):
 
 
 async def stop_all(listeners: Sequence[tuple[str, Any]]) -> None:
-    """Stop every listener, once; one that fails does not keep the others."""
+    """Stop every listener, once; one that fails does not affect the others."""
     running = [maybeDeferred(listener.stopService) for _, listener in listeners if listener.running]
     await DeferredList(running, consumeErrors=True)

@@ -1,9 +1,9 @@
-"""Measures how hard this process is pressed, and lets ``core.overload`` say what to stop doing.
+"""Measures the load of this process, and lets ``core.overload`` decide what to stop doing.
 
-Four times a second a beat tells how late the event loop is and how full memory
-is. The lag that is published is what a request meets; the one that is judged is
-without the time in which the process was ready and the machine was busy with
-others, as refusing requests does not cure that.
+Four times a second a beat measures the lag of the event loop and the use of memory. The
+published lag is what a request experiences. The lag that is judged excludes the time in which
+the process was ready to run, but the machine was busy with others: refusing requests would not
+help against that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIVE_BACK_SHARE = 1 / 8
 """Free memory is returned to the system when the process has grown by so much since the last time,
 and by this share of its size: the larger a heap is, the longer it takes to look through it."""
 BURST_BYTES = 1 << 20
-"""What grows by more from one beat to the next is amid a burst."""
+"""A process that grows by more than this between two beats is in a burst."""
 CUT_AT_ONCE = 16
 """Stalled answers cut at one beat; the next beat sees whether that was enough."""
 
@@ -40,8 +40,8 @@ CUT_AT_ONCE = 16
 class Pressure:
     """The beat of one gateway process.
 
-    :param observe: takes each beat's lag in seconds.
-    :param waited_s: seconds this thread has waited for a processor since its start.
+    :param observe: called with the lag of each beat in seconds.
+    :param waited_s: returns the seconds that this thread has waited for a CPU since its start.
     :param memory: makes the gauge from the operator's limit.
     """
 
@@ -75,7 +75,7 @@ class Pressure:
         self.configure(config)
 
     def configure(self, config: OverloadConfig) -> None:
-        """Take new figures; the level stays until the next beat."""
+        """Change the limits; the level stays until the next beat."""
         self._memory = self._make_memory(config.memory_bytes)
         self._ladder.rules = OverloadRules(
             **{name: getattr(config, name) for name in OverloadRules.__struct_fields__}
@@ -83,7 +83,7 @@ class Pressure:
 
     @property
     def level(self) -> Level:
-        """What holds now."""
+        """The level now."""
         return self._ladder.level
 
     @property
@@ -102,12 +102,12 @@ class Pressure:
         }
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the beat."""
         self._waited_s = self._waited()
         self._arm()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the beat."""
         call, self._call = self._call, None
         if call is not None and call.active():
             call.cancel()
@@ -146,7 +146,7 @@ class Pressure:
         memory = self._memory
         self._smallest_bytes = min(self._smallest_bytes, memory.own_bytes)
         growth = max(GIVE_BACK_BYTES, self._smallest_bytes * GIVE_BACK_SHARE)
-        # Amid a burst there is little to give back, and after it nothing would be for a while.
+        # During a burst there is little to return, and the next attempt would be far off.
         still_grows = memory.own_bytes > self._own_bytes + BURST_BYTES
         self._own_bytes = memory.own_bytes
         if short or (memory.own_bytes > self._smallest_bytes + growth and not still_grows):
@@ -168,7 +168,7 @@ class Pressure:
 
 
 class CpuWait:
-    """How long one thread, the first to ask, was ready to run and had no processor.
+    """How long a thread, the first one that asks, was ready to run without a CPU.
 
     :source: Linux ``Documentation/scheduler/sched-stats.rst``, ``/proc/<pid>/schedstat``.
     """
@@ -177,7 +177,7 @@ class CpuWait:
         self._file = ProcFile("/proc/thread-self/schedstat")
 
     def __call__(self) -> float:
-        """Seconds since the thread's start; 0 where the system does not tell."""
+        """Seconds since the start of the thread; 0 if the system does not report it."""
         try:
             return int(self._file.read().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):

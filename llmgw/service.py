@@ -1,9 +1,9 @@
-"""The running gateway: what is put together at start, swapped on reload, ended in order.
+"""The running gateway: assembled at start, parts swapped on reload, stopped in order.
 
 ``makeService`` builds a :class:`GatewayService` without touching the network;
-everything that can be wrong in a configuration is found then. Order of the end:
-not ready → still accepting for the lame duck time → no new connections →
-answers close theirs → streams finish → what is left is told and cut.
+every fault of a configuration is found then. The order at the end: not ready → still
+accepting for the lame duck time → no new connections → answers close their connections →
+streams finish → the rest gets an error and is cut.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class GatewayService(Daemon):
     """One gateway process.
 
     :param config: checked.
-    :param reread: gives the configuration anew for a reload; raises ConfigError.
+    :param reread: reads the configuration again for a reload; raises ConfigError.
     :param sockets: those that others opened for us; absent, all are opened here.
     :raise ConfigError: a plugin's options or a backend's files are wrong.
     :raise PluginError: a plugin is missing or unfit.
@@ -102,7 +102,7 @@ class GatewayService(Daemon):
         faults = Faults(config.source)
         faults.of(check_discoveries, config, reactor)
         limiter = faults.of(build_limiter, config, reactor)
-        # What gateways tell each other goes through here; None where nothing is shared.
+        # Gateways exchange their state through it; None where nothing is shared.
         self.store = faults.of(build_store, config, limiter, reactor)
         router = faults.of(build_router, config)
         callers = faults.of(build_callers, config, self._dice)
@@ -181,7 +181,7 @@ class GatewayService(Daemon):
 
     @property
     def warnings(self) -> list[str]:
-        """What is allowed and worth a line: of the configuration, and of the certificates in use."""
+        """Warnings about the configuration and about the certificates in use."""
         told = list(self.config.warnings)
         for key, listeners in (("listen", self._listeners), ("admin", self._admin)):
             told += certificate_warnings(key, listeners)
@@ -189,7 +189,7 @@ class GatewayService(Daemon):
 
     @property
     def certificate_expires(self) -> float | None:
-        """Unix time at which the first certificate in use runs out; ``None``: there is none of ours."""
+        """Unix time at which the first certificate in use expires; ``None`` if there is none."""
         return first_expiry([*self._listeners, *self._admin])
 
     # --- start --------------------------------------------------------------------
@@ -279,7 +279,7 @@ class GatewayService(Daemon):
         self.notifier.stop()
 
     def _tell_of_the_end(self, lame_duck_s: float, finish_s: float) -> None:
-        """Why the process is still there, for whoever waits for it."""
+        """Why the process has not ended yet, for whoever waits for it."""
         left = f"{finish_s:g} s are left to finish"
         if lame_duck_s and not self.relieved:
             left = f"connections are taken for {lame_duck_s:g} s more, then {left}"
@@ -316,7 +316,7 @@ class GatewayService(Daemon):
     # --- reload -------------------------------------------------------------------
 
     def reload(self) -> Deferred[list[str]]:
-        """Read everything again; swap it all, or keep the old.
+        """Read everything again; replace all of it, or keep the old.
 
         :return: fires with the keys whose change needs a restart.
         :raise ConfigError: (or PluginError; the Deferred fails with it.) Nothing was changed.

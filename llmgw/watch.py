@@ -1,4 +1,4 @@
-"""What several health sources see of one backend, made one report."""
+"""Merges the reports of several health sources of one backend."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ FRESH_S = 30.0
 
 
 class Watch:
-    """All health sources of one backend, and the one report they make together.
+    """All health sources of one backend, and their merged report.
 
-    The first source's word on life and death counts, and each of its looks is one
-    report. The others add what it did not tell, as long as they are alive
-    themselves and their last look is no older than :data:`FRESH_S`.
+    The first source decides whether the backend is alive, and each of its checks makes one
+    report. The others add what it did not report, if they report the backend alive and their
+    last check is no older than :data:`FRESH_S`.
 
-    A source that fails is told of in the log, once a minute at most, and leaves the
-    backend as it was.
+    If a source fails, that is logged, once a minute at most, and the backend stays as it was.
     """
 
     log = Logger()
@@ -76,7 +75,7 @@ class Watch:
                 self._not_nothing("stop", answer)
 
     def look_soon(self) -> None:
-        """Have the source that decides look before its time, if it knows how to."""
+        """Have the first source check before its time, if it can (``look_soon``)."""
         look_soon = getattr(self._sources[0], "look_soon", None)
         if look_soon is not None:
             try:
@@ -130,9 +129,9 @@ class Watch:
 
 
 def _checked(report: Any) -> HealthReport:
-    """``report``, with the types that it should have.
+    """``report``, if its fields have the right types.
 
-    :raise ValueError: it has others, or figures that cannot be.
+    :raise ValueError: they have not, or figures are impossible.
     """
     if not isinstance(report, HealthReport):
         raise ValueError(f"{set_aside(report)}, which is no report")
@@ -148,7 +147,7 @@ def _checked(report: Any) -> HealthReport:
 
 
 def _completed(report: HealthReport, other: HealthReport) -> HealthReport:
-    """``report`` with what only ``other`` told."""
+    """``report``, with what only ``other`` has reported."""
     gaps = {
         field.name: getattr(other, field.name)
         for field in fields(HealthReport)

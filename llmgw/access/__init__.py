@@ -1,4 +1,4 @@
-"""Who is calling: ``twisted.cred`` checkers and the key file (``docs/keys.md``).
+"""Authentication: ``twisted.cred`` checkers and the key file (``docs/keys.md``).
 
 The gateway asks a checker for an avatar id and then for the
 :class:`~llmgw.values.Caller` behind it. ``keys`` is ours; ``anonymous`` is

@@ -1,8 +1,8 @@
-"""What a caller shows us, and what a key looks like.
+"""The credentials of callers, and the form of keys.
 
 A key made here is ``lgw_<id>_<secret><checksum>``: the id may be logged, the
-secret is 256 random bits, and the checksum tells a mistyped key from a foreign
-one without a look at any file. An imported key has no form at all.
+secret is 256 random bits, and the checksum tells a mistyped key from one of another system
+without a look at any file. An imported key may have any form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORM = re.compile(
 
 
 class IApiKey(ICredentials):
-    """A caller showed a key, in whichever header."""
+    """A caller has sent a key, in whichever header."""
 
     secret: str = Attribute("The key as it was sent.")
     peer: str = Attribute("The caller's address, for logs.")
@@ -69,7 +69,7 @@ class ApiKey:
 
 
 def new_id() -> str:
-    """Eight random characters: enough that two of a million keys rarely meet; the file checks."""
+    """Eight random characters: two of a million keys rarely collide, and the file is checked for it."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(8))
 
 
@@ -80,7 +80,7 @@ def new_key(key_id: str) -> str:
 
 
 def is_mistyped(key: str) -> bool:
-    """Whether ``key`` wants to be one of ours and cannot be: its form or its checksum is wrong."""
+    """Whether ``key`` looks like one of ours, but has a wrong form or checksum."""
     if not key.startswith(f"{PREFIX}_"):
         return False
     match = _FORM.fullmatch(key)
@@ -101,11 +101,11 @@ def import_fault(secret: str) -> str | None:
 
 
 def digest(secret: str, pepper: bytes | None = None) -> bytes:
-    """What is kept of a key: SHA-256, or HMAC-SHA256 under a pepper.
+    """The hash of a key that is stored: SHA-256, or HMAC-SHA256 with a pepper.
 
-    A slow function (scrypt, Argon2) protects passwords, which can be guessed.
-    256 random bits cannot, at any speed; and slowness paid at each request would
-    be a gift to whoever floods us with wrong keys. The pepper is for imported
+    A slow function (scrypt, Argon2) protects passwords, which can be guessed. 256 random bits
+    cannot be guessed at any speed; and a slow check at each request would help attackers that
+    flood the gateway with wrong keys. The pepper is for imported
     secrets, which may be guessable: without it, the file alone is of no use.
 
     :source: NIST SP 800-63B section 5.1.2.2 (look-up secrets of at least 112 bits
@@ -123,5 +123,5 @@ def _bytes(text: str) -> bytes:
 
 def _checksum(body: str) -> str:
     number = crc32(body.encode())
-    # Six letters hold 30 of the 32 bits: one typo in a thousand million slips through.
+    # Six letters hold 30 of the 32 bits: one typo in a billion is not noticed.
     return "".join(_CHECKSUM_LETTERS[number >> shift & 31] for shift in range(0, 5 * CHECKSUM_LENGTH, 5))

@@ -1,10 +1,10 @@
-"""Slows down whoever tries keys.
+"""Slows down attempts to guess keys.
 
-Asked only after a key was refused, so a valid key is never held up by what
-others do from its address (an office, a NAT).
+Consulted only after a key was refused, so a valid key is never delayed by what others do from
+its address (an office, a NAT).
 
-Known limit: an attacker with more networks than ``remembered`` pushes his own
-older failures out. Against 256 random bits that gains him nothing.
+Known limit: an attacker with more networks than ``remembered`` pushes out older failures of
+their own. Against 256 random bits that gains nothing.
 
 :source: ``docs/keys.md``; RFC 6177 section 2 for /64 as one subscriber's least network.
 """
@@ -18,10 +18,10 @@ from llmgw.core.bucket import Bucket
 
 
 class FailureFlood:
-    """Failures per network: one IPv4 address or one IPv6 /64.
+    """Counts failures per network: one IPv4 address or one IPv6 /64.
 
-    :param per_minute: failures let through at once and per minute.
-    :param remembered: networks kept; the longest silent one is forgotten first.
+    :param per_minute: failures allowed at once, and per minute.
+    :param remembered: networks kept; the one without failures for longest is dropped first.
     """
 
     def __init__(self, per_minute: float = 10.0, remembered: int = 10_000) -> None:
@@ -57,7 +57,7 @@ class FailureFlood:
 def network_of(peer: str) -> str:
     """The part of an address that one party is likely to own.
 
-    What is no IP address (a UNIX socket's peer) stands for itself.
+    Anything but an IP address (the peer of a Unix socket) is returned as it is.
     """
     try:
         address = ip_address(peer)

@@ -1,4 +1,4 @@
-"""OpenSSL contexts of one listener: made from its pairs, swapped on reload, chosen by name.
+"""The OpenSSL contexts of one listener: made from its certificates, swapped on reload, chosen by name.
 
 1. The groups of the key exchange are set through a private handle of pyOpenSSL, which
    has no call for it; where that is not to be had, OpenSSL's own list holds.
@@ -129,9 +129,9 @@ class Material:
         context.set_cipher_list(CIPHERS.encode())
         context.set_tls13_ciphersuites(SUITES.encode())
         set_groups(context)
-        # A connection that waits holds no buffers.
+        # An idle connection holds no buffers.
         context.set_mode(SSL.MODE_RELEASE_BUFFERS)
-        # Sessions live in tickets, which clients keep; a table of our own would only grow.
+        # Sessions are kept in tickets by clients; a table of our own would only grow.
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         context.set_session_id(b"llmgw")
         context.set_timeout(SESSION_S)
@@ -162,7 +162,7 @@ class Material:
 
 @implementer(IOpenSSLServerConnectionCreator)
 class Contexts:
-    """What a listener makes its connections of.
+    """Makes the TLS connections of a listener.
 
     :param clock: monotonic seconds.
     :ivar material: in use.
@@ -173,7 +173,7 @@ class Contexts:
         self.use(material)
 
     def use(self, material: Material) -> None:
-        """Serve handshakes from now on with ``material``; connections that stand keep what they have."""
+        """Use ``material`` for handshakes from now on; existing connections keep theirs."""
         self.material = material
         self._default = material.default_context()
         self._made_s = self._clock()
@@ -184,7 +184,7 @@ class Contexts:
         return bool(self.material.authorities)
 
     def serverConnectionForTLS(self, tlsProtocol: Any) -> SSL.Connection:
-        """A connection that has seen no byte yet."""
+        """A new TLS connection."""
         if self._clock() - self._made_s > TICKET_KEYS_S:
             self.use(self.material)
         return SSL.Connection(self._default, None)

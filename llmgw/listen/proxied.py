@@ -1,9 +1,9 @@
-"""The PROXY protocol on a listener: believed from listed networks, refused from all others.
+"""The PROXY protocol on a listener: trusted from listed networks, refused from all others.
 
-Nothing of the gateway, and nothing of TLS, exists for a connection before its header
-has been read. So every cap that holds for an address holds for the client's, and what
-is built behind the header sees no trace of it: the transport tells the client's address
-and calls its new protocol itself.
+Neither TLS nor anything else of the gateway exists for a connection before its header has been
+read. So all limits per address apply to the client's address, and the protocol that follows the
+header sees no trace of it: the transport has the client's address and calls that protocol
+directly.
 
 :source: "The PROXY protocol, versions 1 & 2" (HAProxy), section 2: "the receiver MUST NOT
     try to guess whether the protocol header is present or not".
@@ -26,7 +26,7 @@ from llmgw.listen.complaints import Complaints
 from llmgw.wire.twisted_internals import take_over
 
 HEADER_S = 5.0
-"""How long a balancer may take for its header, which it has at hand when it connects."""
+"""Longest time for the header, which a balancer can send as soon as it has connected."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -95,11 +95,11 @@ class ProxyPreface(Protocol):
 
 
 class ProxiedFactory(Factory):
-    """Makes prefaces for those who may speak for others.
+    """Makes the protocols that read the headers.
 
-    :param wrapped: makes what stands behind the header, told the client's address.
-        Where ``networks`` is ``None`` it is asked who may: the innermost factory's
-        ``believes(host)``; one that has none believes loopback and Unix sockets.
+    :param wrapped: makes the protocol that follows the header, with the client's address. Where
+        ``networks`` is ``None``, the innermost factory's ``believes(host)`` decides which peers
+        are trusted; without it, loopback and Unix sockets are.
     """
 
     noisy = False
@@ -127,7 +127,7 @@ class ProxiedFactory(Factory):
         return ProxyPreface(self)
 
     def complain(self, addr: Any, why: str) -> None:
-        """One line in the log, if there were not too many."""
+        """Log a line, unless there were too many lately."""
         swallowed = self._complaints.may_tell()
         if swallowed is not None:
             more = f" ({swallowed} more were not told)" if swallowed else ""

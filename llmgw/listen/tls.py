@@ -1,10 +1,9 @@
-"""TLS on a connection, with its certificate chosen anew for each handshake.
+"""TLS on a connection, with the certificate chosen for each handshake.
 
-:class:`TlsTransport` is Twisted's ``TLSMemoryBIOProtocol`` with another way out: what
-was written in one turn of the reactor becomes one record at its end, and leaves for the
-socket at once instead of by way of the reactor's next turn (see ``wire.senders``).
-Everything else, the handshake, half-done writes, producers, the two ways to close, is
-Twisted's.
+:class:`TlsTransport` is Twisted's ``TLSMemoryBIOProtocol`` with another way of writing: what was
+written in one turn of the reactor becomes one record at its end, and is sent to the socket at
+once instead of in the reactor's next turn (see ``wire.senders``). Everything else is Twisted's:
+the handshake, partial writes, producers, and the two ways to close.
 
 1. Private names of Twisted are used (``_flushSendBIO``, ``_flushReceiveBIO``,
    ``_tlsShutdownFinished``, ``_shutdownTLS``, ``_handshakeDone``, ``_lostTLSConnection``,
@@ -45,7 +44,7 @@ _LOST = Failure(CONNECTION_LOST)
 
 
 class TlsTransport(TLSMemoryBIOProtocol):
-    """A connection's TLS, below its protocol.
+    """The TLS layer of one connection.
 
     :ivar refused_because: why the client's certificate was refused, if it was.
     """
@@ -70,7 +69,7 @@ class TlsTransport(TLSMemoryBIOProtocol):
 
     @property
     def handshaken(self) -> bool:
-        """The handshake is done."""
+        """Whether the handshake is done."""
         return bool(self._handshakeDone)
 
     @property
@@ -107,7 +106,7 @@ class TlsTransport(TLSMemoryBIOProtocol):
                 if not self._aborted:
                     self.wrappedProtocol.dataReceived(data)
         if quiet:
-            # Whatever it was, it may want an answer: an alert, a KeyUpdate.
+            # It may need an answer, such as an alert or a KeyUpdate.
             self._flushSendBIO()
 
     def connectionLost(self, reason: Any = _LOST) -> None:
@@ -128,7 +127,7 @@ class TlsTransport(TLSMemoryBIOProtocol):
 
 
 class TlsFactory(TLSMemoryBIOFactory):
-    """Puts TLS under what ``wrapped`` makes."""
+    """Adds TLS below the protocols of ``wrapped``."""
 
     protocol = TlsTransport
     log = Logger()
@@ -144,7 +143,7 @@ class TlsFactory(TLSMemoryBIOFactory):
         return None if wrapped is None else self.protocol(self, wrapped)
 
     def complain(self, transport: TlsTransport, error: BaseException) -> None:
-        """A connection fails for a fault of TLS: count it, and say so if there were not too many."""
+        """A connection has failed with a TLS error: count it, and log it unless there were too many."""
         counts = getattr(self.wrappedFactory, "tls_failed", None)
         if counts is not None:
             counts()

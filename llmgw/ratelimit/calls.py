@@ -1,8 +1,8 @@
-"""The calls of the limiter ``redis``: many limits in one script call, now and then or at once.
+"""The calls of the limiter ``redis``: many limits in one script call, periodic or at once.
 
-Every :data:`PERIOD_S` the limits in use are looked at and told to the store,
-128 in one call; a request that waits makes a call in the reactor's next turn. A
-limit is never in two calls at once, so answers need no order.
+Every :data:`PERIOD_S` the limits in use are synchronised with the store, 128 in one call; for a
+waiting request a call is made in the reactor's next turn. A limit is never in two calls at
+once, so the order of answers does not matter.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
 
 JITTER = 0.2
 BATCH = 128
-"""Limits in one call; at 20 µs each it keeps the store for 3 ms."""
+"""Limits in one call; at 20 µs each it occupies the store for 3 ms."""
 
 BATCHES = 8
-"""Calls in one period; with more limits in use than these hold, each has its turn less often."""
+"""Calls per period; with more limits than fit into these, each is synchronised less often."""
 
 A_FEW = 4
-"""Taken for the number of gateways while the store is there and has not told it yet."""
+"""The assumed number of gateways until the store has reported it."""
 
 GOOD_CALLS = 3
 """Answers in a row after which a store that was away is trusted again."""
 
 SICK_S = 0.5
-"""Between two tries of a store that answers with errors."""
+"""Seconds between two tries of a store that answers with errors."""
 
 LEASES = Script(resources.files("llmgw.ratelimit").joinpath("leases.lua").read_text(encoding="utf-8"))
 
 Part = tuple[BucketShare | ConcurrencyShare, BucketAsk | ConcurrencyAsk, str]
-"""One limit in a call: who asks, what, and its name in the store."""
+"""One limit in a call: the share, what it asks, and its name in the store."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[str, int, list[list[float]]]).decode
 
 
 class Calls:
-    """Speaks with the store for all limits of this process.
+    """Makes the calls to the store for all limits of this process.
 
-    :param parts: what is to be said for some ledgers now.
-    :param answered: called after each call, whatever became of it.
+    :param parts: returns what some ledgers have to say now.
+    :param answered: called after each call, with whatever outcome.
     :ivar alone: the store is away, or was until a moment ago: decide without it.
-    :ivar gateways: how many the store has heard of lately; 0: never known.
-    :ivar epoch: the store's; a change means that it may have lost its memory.
-    :ivar made: calls so far; ``failed`` of them without an answer.
+    :ivar gateways: number of gateways that the store has seen lately; 0: never known.
+    :ivar epoch: the store's; if it changes, the store may have lost its data.
+    :ivar made: number of calls so far, ``failed`` of them without an answer.
     """
 
     log = Logger()
@@ -104,40 +104,40 @@ class Calls:
 
     @property
     def others(self) -> int:
-        """How many gateways there are for who decides alone; 0: the store was never there."""
+        """The number of gateways for deciding alone; 0 if the store was never there."""
         return self.gateways or (A_FEW if self._met else 0)
 
     @property
     def possible(self) -> bool:
-        """There is somebody to call."""
+        """There is a store to call."""
         return self._store.up
 
     def activate(self, ledger: Ledger) -> None:
-        """Look after ``ledger`` from now on, until nothing is held or owed any more."""
+        """Synchronise ``ledger`` from now on, until nothing is held or owed any more."""
         ledger.active = True
         self._active[ledger] = None
         if self._timer is None:
             self._arm()
 
     def early(self, now_s: float) -> None:
-        """Something runs low: end this period now, unless it has only begun."""
+        """A share runs low: end this period now, unless it has just begun."""
         if self._timer is not None and now_s >= self._not_before_s:
             self._not_before_s = now_s + PERIOD_S / 4.0
             self._timer.reset(0)
 
     def decide_alone(self) -> None:
-        """The store keeps requests waiting: don't ask it for the next ones if it is not even there."""
+        """Requests wait for the store in vain: if it is not even there, do not ask it for the next ones."""
         if not self._store.up:
             self._begin_alone()
 
     def send(self, parts: Iterable[Part]) -> None:
-        """Call now; parts of which none is under way already."""
+        """Call now with parts that are in no other call."""
         batch = list(parts)
         for start in range(0, len(batch), BATCH):
             self._send(batch[start : start + BATCH])
 
     def stop(self) -> Deferred[Any]:
-        """Give everything back. Fires when that is done, or can't be."""
+        """Give everything back. Fires when that has been done, or has failed."""
         if self._stopped:
             return succeed(None)
         self._stopped = True
@@ -176,7 +176,7 @@ class Calls:
         if batch:
             self.send(batch)
         elif self.alone:
-            self._send([])  # nobody has a question, and it must be known that it is well again
+            self._send([])  # there is nothing to ask, but it must be known whether it works again
         if active or self.alone:
             self._arm()
 
@@ -232,7 +232,7 @@ class Calls:
     def _store_changed(self, up: bool) -> None:
         if up:
             self._met = True
-            self._send([])  # says that we are there, and hears how many we are
+            self._send([])  # reports our presence, and learns how many gateways there are
             if self._timer is None and (self.alone or self._active):
                 self._arm()
         else:

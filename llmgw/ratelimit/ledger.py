@@ -1,4 +1,4 @@
-"""What one subject has under one policy that gateways share: its parts, and how they are charged."""
+"""One subject under one policy shared by gateways: its shares, and how they are charged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from llmgw.values import Cost, Policy
 
 CONCURRENT_RETRY_S = 1.0
-"""Told to who is over a concurrency limit: nobody knows when a stream will end."""
+"""``Retry-After`` for a concurrency limit: nobody knows when a stream will end."""
 
 CLOSED_RETRY_S = 1.0
-"""Told by a policy that is closed while the store is away: so is when that will end."""
+"""``Retry-After`` of a policy that is closed while the store is away: nobody knows for how long."""
 
 ASK = (0.0, "")
-"""The obstacle that is none yet: the store must be asked."""
+"""Stands for an obstacle that is not certain yet: the store must be asked."""
 
 Charge = tuple["Ledger", float | None, float | None]
 """What one request took: requests and tokens, ``None`` where nothing was taken."""
@@ -28,9 +28,9 @@ Charge = tuple["Ledger", float | None, float | None]
 class Ledger:
     """One subject under one policy.
 
-    :param names: of its requests, tokens and places in the store.
-    :param on_loss: ``local``, ``open`` or ``closed``: what holds while the store is away.
-    :ivar active: it is called for from time to time.
+    :param names: the names of its requests, tokens and places in the store.
+    :param on_loss: ``local``, ``open`` or ``closed``: the rule while the store is away.
+    :ivar active: it is synchronised with the store.
     """
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Ledger:
         self._take_over(policy, now_s)
 
     def follow(self, policy: Policy, on_loss: str, now_s: float) -> None:
-        """The policy may have other figures since a reload."""
+        """The policy may have changed by a reload."""
         if policy != self.policy:
             self._take_over(policy, now_s)
         self.policy = policy
@@ -155,7 +155,7 @@ class Ledger:
         return told
 
     def says_nothing(self, now_s: float) -> bool:
-        """A fresh one would be the same."""
+        """Whether a new ledger would be in the same state."""
         return (
             not self.active
             and (self.places is None or self.places.at_rest())
@@ -164,7 +164,7 @@ class Ledger:
         )
 
     def at_rest(self, now_s: float) -> bool:
-        """There is nothing to call for."""
+        """There is nothing to synchronise."""
         return (
             (self.places is None or self.places.at_rest())
             and (self.requests is None or self.requests.at_rest(now_s))

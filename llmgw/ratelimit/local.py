@@ -1,8 +1,8 @@
 """The rate limiter ``local``: counts in this process alone.
 
-One :class:`_Ledger` per policy and subject holds a bucket of requests, one of
-tokens, and the count of requests under way. Ledgers that hold no information
-any more (buckets full, nothing under way) are forgotten.
+One :class:`_Ledger` per policy and subject holds a bucket of requests, one of tokens, and the
+number of running requests. Ledgers without information (buckets full, nothing running) are
+dropped.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Charge = tuple["_Ledger", float | None, float | None]
 was no bucket. The reservation is the list of them, empty once settled."""
 
 CONCURRENT_RETRY_S = 1.0
-"""Told to who is over a concurrency limit: nobody knows when a stream will end."""
+"""``Retry-After`` for a concurrency limit: nobody knows when a stream will end."""
 
 SWEPT_PER_NEWCOMER = 4
-"""Old ledgers looked at for each new one; above 1 so that the sweep outruns growth,
-and small so that no request pays for the whole of it."""
+"""Old ledgers checked for each new one: above 1, so that cleaning up is faster than growth, and
+small, so that no request pays for all of it."""
 
 
 class _Ledger:
@@ -49,7 +49,7 @@ class _Ledger:
         self._take_over(policy, now_s)
 
     def follow(self, policy: Policy, now_s: float) -> None:
-        """The policy may have other figures since a reload: keep the levels in proportion."""
+        """The policy may have changed by a reload: keep the levels in proportion."""
         if policy != self.policy:
             self._take_over(policy, now_s)
         self.policy = policy
@@ -57,7 +57,7 @@ class _Ledger:
     def _take_over(self, policy: Policy, now_s: float) -> None:
         self.requests = _bucket(self.requests, policy.requests_per_minute, policy.burst_s, now_s)
         self.tokens = _bucket(self.tokens, policy.tokens_per_minute, policy.burst_s, now_s)
-        # As the headers and the comparison want them; where there is none, nobody looks.
+        # For the headers and the comparison; not used where there is no bucket.
         self.requests_limit = ceil(policy.requests_per_minute or 0)
         self.tokens_limit = ceil(policy.tokens_per_minute or 0)
         self.concurrent = inf if policy.concurrent is None else policy.concurrent
@@ -67,7 +67,7 @@ class _Ledger:
         found = None
         if self.running >= self.concurrent:
             found = (CONCURRENT_RETRY_S, "concurrent")
-        # Mostly there is enough, and then the level alone says so.
+        # Usually there is enough, which the level alone shows.
         bucket, amount = self.tokens, cost.tokens
         if bucket is not None and bucket.refill(now_s) < amount:
             wait_s = bucket.deficit_s(amount, now_s)
@@ -104,7 +104,7 @@ class _Ledger:
         return told
 
     def says_nothing(self, now_s: float) -> bool:
-        """A fresh ledger would be the same."""
+        """Whether a new ledger would be in the same state."""
         return (
             self.running == 0
             and (self.requests is None or self.requests.full_in_s(now_s) <= 0.0)
@@ -116,8 +116,8 @@ class _Ledger:
 class LocalRateLimiter:
     """Limits within this process; answers at once.
 
-    :param clock: seconds; monotonic is best, but no jump does lasting harm.
-    :param remembered: ledgers kept before idle ones are looked for and forgotten.
+    :param clock: returns seconds, best monotonic; a jump does no lasting harm.
+    :param remembered: number of ledgers above which idle ones are looked for and dropped.
 
     :ivar shadow_refused: by policy name, the requests that policies with
         ``enforce=False`` would have refused and nobody else did.
@@ -127,8 +127,8 @@ class LocalRateLimiter:
         self.shadow_refused: dict[str, int] = {}
         self._clock = clock
         self._remembered = remembered
-        # Oldest first; ordered, because taking the oldest from a plain dict again
-        # and again walks over all the holes the earlier ones left.
+        # Oldest first. Ordered, because repeatedly taking the oldest entry of a plain dict walks
+        # over the holes that earlier ones have left.
         self._ledgers: OrderedDict[tuple[str, str], _Ledger] = OrderedDict()
 
     def __len__(self) -> int:
@@ -138,14 +138,14 @@ class LocalRateLimiter:
     def admit(self, subject: str, policies: Sequence[Policy], cost: Cost) -> Decision:
         """Charge ``cost`` to all policies, or to none of them.
 
-        A policy that is not enforced is charged only for what it would have let
-        pass, so that its count is the one that enforcing it would give.
+        A policy that is not enforced is charged only for what it would have allowed, so that it counts
+        as if it were enforced.
 
         :raise ValueError: a policy has a figure of 0 or less; the config refuses those.
         """
         now_s = self._clock()
         ledgers = self._ledgers
-        # Those that will be charged if nobody refuses; the headers tell of them too.
+        # The ledgers to be charged if none refuses; headers are made from them, too.
         chargeable = []
         shadows = None
         newcomers = 0
@@ -174,7 +174,7 @@ class LocalRateLimiter:
             for ledger in chargeable:
                 charges.append(ledger.charge(cost, now_s))
         if newcomers:
-            # Only now: before it was charged, a ledger found above looked idle.
+            # Only now: before being charged, a ledger created above looks idle.
             self._sweep(now_s, newcomers)
         requests, tokens = _tightest(chargeable)
         if refusal is not None:
@@ -186,9 +186,9 @@ class LocalRateLimiter:
         return Decision(True, charges, 0.0, "", "", requests, tokens)
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
-        """Give back concurrency and correct the tokens; a second call does nothing.
+        """Release concurrency and correct the tokens; a second call does nothing.
 
-        :param used: ``None`` returns all that was charged.
+        :param used: ``None``: give back all that was charged.
         """
         charges: list[Charge] = reservation
         if not charges:
@@ -197,7 +197,7 @@ class LocalRateLimiter:
         spent = 0 if used is None else used.total
         for ledger, requests, tokens in charges:
             ledger.running -= 1
-            # A reload may have brought or taken a bucket since: only what was
+            # A reload may have added or removed a bucket since: only what was
             # charged is corrected.
             bucket = ledger.tokens
             if bucket is not None and tokens is not None:
@@ -236,7 +236,7 @@ class LocalRateLimiter:
             for _ in range(min(SWEPT_PER_NEWCOMER, len(ledgers) - self._remembered)):
                 name, ledger = ledgers.popitem(last=False)
                 if not ledger.says_nothing(now_s):
-                    # Dropping it would give its subject a full bucket for nothing.
+                    # Dropping it would give its subject a full bucket for free.
                     ledgers[name] = ledger
 
 
@@ -244,8 +244,8 @@ def _bucket(old: Bucket | None, per_minute: float | None, burst_s: float, now_s:
     if per_minute is None:
         return None
     rate_per_s = per_minute / 60.0
-    # With less than one unit of burst, each request would hit the floor of debt
-    # and be forgiven a part: more than the rate would pass.
+    # With a burst below one unit, each request would hit the floor of the debt and be charged only
+    # in part: more than the rate would pass.
     burst = max(1.0, rate_per_s * burst_s)
     if old is None:
         return Bucket(rate_per_s, burst, now_s)

@@ -1,10 +1,10 @@
 """The rate limiter ``redis``: one limit for all gateways that share a store.
 
-Each gateway takes a little of every limit in advance and spends it without
-asking (:mod:`llmgw.core.bucket_share`); the usual ``admit`` is three comparisons. Only
-a request for which not enough is held waits for the store, 20 ms at most. While
-the store is away each policy goes on by itself (``local``), lets everything pass
-(``open``), or only what is held (``closed``).
+Each gateway takes a little of every limit in advance and spends it without asking
+(:mod:`llmgw.core.bucket_share`), so the common ``admit`` is three comparisons. Only a request
+for which not enough is held waits for the store, for 20 ms at most. While the store is away,
+each policy limits by itself (``local``), allows everything (``open``), or only what is held
+(``closed``).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 SHADOW = "Requests that limits which only count would have refused."
 
 WAIT_S = 0.02
-"""The longest wait for the store; then the request is decided by what is known here."""
+"""The longest wait for the store; then the decision is made by what is known here."""
 
 SWEPT_PER_NEWCOMER = 4
-"""As in the limiter ``local``: above 1, so that the sweep outruns growth."""
+"""As in the limiter ``local``: above 1, so that cleaning up is faster than growth."""
 
 
 @implementer(IRateLimiter)
 class RedisRateLimiter:
     """Limits over all gateways that use the same store.
 
-    :param on_loss: for policies that say nothing of their own.
-    :param remembered: ledgers kept before idle ones are looked for and forgotten.
+    :param on_loss: for policies without an option of their own.
+    :param remembered: number of ledgers above which idle ones are looked for and dropped.
     :ivar store: the one that came with its own options, if any.
     :ivar shadow_refused: by policy name, the requests that policies with
         ``enforce=False`` would have refused and nobody else did.
-    :ivar waited: requests that waited for the store; ``late`` of them in vain.
-    :ivar from_memory: refusals for which nobody had to be asked.
+    :ivar waited: number of requests that waited for the store, ``late`` of them in vain.
+    :ivar from_memory: number of refusals without asking the store.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class RedisRateLimiter:
     def admit(self, subject: str, policies: Sequence[Policy], cost: Cost) -> Decision | Deferred[Decision]:
         """Charge ``cost`` to all policies, or to none of them.
 
-        At once while enough of each is held in advance; else a Deferred that fires
-        within 20 ms. Cancelling it takes nothing.
+        Decides at once if enough of each is held in advance; else returns a Deferred that fires
+        within 20 ms. Cancelling it charges nothing.
 
-        A policy that is not enforced is charged only for what it would have let
-        pass, so that its count is the one that enforcing it would give.
+        A policy that is not enforced is charged only for what it would have allowed, so that it counts
+        as if it were enforced.
         """
         now_s = self._clock()
         calls = self._calls
@@ -170,7 +170,7 @@ class RedisRateLimiter:
             self._sweep(now_s, newcomers)
         if not enough:
             return self._decide_or_wait(ledgers, cost, now_s)
-        # From here on it is `_decide` for the usual case, without what that has to look at.
+        # From here on it is `_decide`, inlined and reduced to the common case.
         charges: list[Charge] = []
         requests = tokens = None
         requests_left = tokens_left = 0.0
@@ -215,16 +215,16 @@ class RedisRateLimiter:
         )
 
     def settle(self, reservation: Any, used: Usage | None) -> None:
-        """Give back concurrency and correct the tokens; a second call does nothing.
+        """Release concurrency and correct the tokens; a second call does nothing.
 
-        :param used: ``None`` returns all that was charged.
+        :param used: ``None``: give back all that was charged.
         """
         charges: list[Charge] = reservation
         if not charges:
             return
         spent = 0 if used is None else used.total
         for ledger, requests, tokens in charges:
-            # A reload may have brought or taken parts since.
+            # A reload may have added or removed parts since.
             places = ledger.places
             if places is not None and places.running > 0:
                 places.running -= 1
@@ -241,7 +241,7 @@ class RedisRateLimiter:
         charges.clear()
 
     def top_up(self, reservation: Any, tokens: int) -> None:
-        """Charge so many tokens more: of what is held, and else owed until the next call."""
+        """Charge more tokens: from what is held, and the rest as a debt until the next call."""
         charges: list[Charge] = reservation
         for index, (ledger, requests, charged) in enumerate(charges):
             holding = ledger.tokens
@@ -322,11 +322,11 @@ class RedisRateLimiter:
     # --- waiting ---
 
     def _forget(self, decided: Deferred[Decision]) -> None:
-        """Its caller left."""
+        """Its client has left."""
         self._waiting = [one for one in self._waiting if one.decided is not decided]
 
     def _expire(self) -> None:
-        """Whoever has waited long enough is decided by what is known here."""
+        """Decide by what is known here for requests that have waited long enough."""
         self._expiry = None
         now_s = self._clock()
         due = [one for one in self._waiting if now_s - one.since_s >= WAIT_S - 0.001]
@@ -354,7 +354,7 @@ class RedisRateLimiter:
                     self._hurry(ledger)
 
     def _serve(self, waiting: list[Waiting], now_s: float, alone: bool) -> None:
-        """Decide for those for whom it can be decided, in the order they came."""
+        """Decide for waiting requests as far as possible, in the order of arrival."""
         decisions = [(one, self._decide(one.ledgers, one.cost, now_s, alone)) for one in waiting]
         done = {id(one) for one, decision in decisions if decision is not None}
         self._waiting = [one for one in self._waiting if id(one) not in done]
