@@ -205,8 +205,10 @@ class UpstreamTimeout(GatewayError):
     may_retry = True
 
 
-PLUGIN_FAULTS = (Exception, SystemExit)
-"""What a plugin may raise without ending the gateway; a library that it uses may call ``sys.exit``."""
+PLUGIN_FAULTS = (BaseException,)
+"""What a plugin may raise without harm to the gateway: all there is. A library that it uses may call
+``sys.exit``, or be one of asyncio, whose ``CancelledError`` is no ``Exception``; signals of the process do
+not come this way, but through the reactor."""
 
 
 WHERE_CHARACTERS, WHAT_CHARACTERS = 200, 1000

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from llmgw.errors import PLUGIN_FAULTS
 
@@ -34,14 +35,16 @@ def at_most(seconds: float, waited: Deferred[T], reactor: IReactorTime) -> Defer
     """What becomes of ``waited``, for so long.
 
     Unlike :meth:`Deferred.addTimeout` it ends in time, too, where cancelling raises; so it
-    does when it is cancelled itself.
+    does when it is cancelled itself. It fails with ``CancelledError`` only then.
 
     :raise TimeoutError: it was cancelled, as ``seconds`` have passed.
     """
 
-    late = False
+    late = left = False
 
     def leave() -> None:
+        nonlocal left
+        left = True
         try:
             waited.cancel()
         except PLUGIN_FAULTS:
@@ -58,6 +61,8 @@ def at_most(seconds: float, waited: Deferred[T], reactor: IReactorTime) -> Defer
         if timer.active():
             timer.cancel()
         if not outcome.called and not late:
+            if isinstance(result, Failure) and not left and result.check(CancelledError):
+                result = Failure(RuntimeError("it was cancelled, and not by us"))
             outcome.callback(result)
 
     outcome: Deferred[T] = Deferred(lambda _: leave())

@@ -1,22 +1,24 @@
 """Plugins that misbehave as their options say, to be installed for a gateway process.
 
-``does``: ``raise``, ``exit`` (SystemExit), ``nonsense`` (a return value of another
-type), ``block`` (0.2 s of sleep), ``never`` (a Deferred that never fires),
-``never-cancelled`` (the same, and cancelling it raises), ``fail`` (a Deferred that
-fails), ``coroutine``, ``twice`` (calls back twice where it is given a callback).
+``does``: ``raise``, ``exit`` (SystemExit), ``base`` (asyncio's CancelledError),
+``nonsense`` (a return value of another type), ``block`` (0.2 s of sleep), ``never``
+(a Deferred that never fires), ``never-cancelled`` (the same, and cancelling it raises),
+``fail`` (a Deferred that fails), ``fail-base``, ``cancelled`` (a Deferred that was),
+``coroutine``, ``twice`` (calls back twice where it is given a callback).
 Anything else behaves. ``after`` calls have gone well before it begins. ``settle`` is
 what a limiter does when it settles, if that is something else.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.plugin import IPlugin
 from zope.interface import implementer
 
@@ -95,6 +97,12 @@ class Strange:
             raise KeyError("strange")
         if does == "exit":
             raise SystemExit(3)
+        if does == "base":
+            raise asyncio.CancelledError  # no Exception
+        if does == "cancelled":
+            return fail(CancelledError())
+        if does == "fail-base":
+            return fail(asyncio.CancelledError())
         if does == "nonsense":
             return Odd()
         if does == "block":

@@ -68,6 +68,11 @@ def test_so_does_being_cancelled(canceller: Any) -> None:
     assert not clock.getDelayedCalls()
 
 
+def test_who_cancels_itself_has_failed_and_nobody_else_was_cancelled() -> None:
+    clock = Clock()
+    assert outcome(at_most(0.1, fail(CancelledError()), clock)) is RuntimeError
+
+
 def test_what_comes_in_time_is_passed_on() -> None:
     clock = Clock()
     assert outcome(at_most(0.1, succeed(3), clock)) == 3

@@ -207,16 +207,20 @@ class Exchange:
         output = OUTPUT_GUESS if request.max_tokens is None else request.max_tokens
         try:
             decision = gateway.limiter.admit(caller.id, policies, Cost(1, request.prompt_tokens + output))
-            if type(decision) is not Decision and isinstance(decision, Deferred):
-                decision = await at_most(LIMITER_WAIT_S, decision, gateway.reactor)
-        except TimeoutError:
-            gateway.limiter_failed(f"gave no answer within {LIMITER_WAIT_S} s")
-            return
-        except CancelledError:
-            raise
         except PLUGIN_FAULTS:
             gateway.limiter_failed()
             return
+        if type(decision) is not Decision and isinstance(decision, Deferred):
+            try:
+                decision = await at_most(LIMITER_WAIT_S, decision, gateway.reactor)
+            except TimeoutError:
+                gateway.limiter_failed(f"gave no answer within {LIMITER_WAIT_S} s")
+                return
+            except (CancelledError, GeneratorExit):
+                raise
+            except PLUGIN_FAULTS:
+                gateway.limiter_failed()
+                return
         if not isinstance(decision, Decision):
             gateway.limiter_failed(f"answered {set_aside(decision)}, which is no decision")
             return

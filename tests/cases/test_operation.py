@@ -27,6 +27,9 @@ from llmgw.gateway.access_log import AccessLog
 MISBEHAVIOURS = (
     "raise",
     "exit",
+    "base",
+    "fail-base",
+    "cancelled",
     "nonsense",
     "never",
     "never-cancelled",

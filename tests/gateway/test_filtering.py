@@ -85,9 +85,11 @@ def test_an_error_that_cannot_be_told_is_a_fault(error: GatewayError) -> None:
     assert check(raising(error), lenient=True).faults == 1
 
 
-def test_the_interpreters_own_signals_are_not_caught() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        check(raising(KeyboardInterrupt()))
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, BaseException])
+def test_what_is_no_exception_is_a_fault_too(kind: type[BaseException], expected_failures: Any) -> None:
+    """Signals to the daemon come through its reactor: whoever raises this is the plugin."""
+    assert check(raising(kind()), lenient=True).faults == 1
+    assert len(expected_failures(kind)) == 1
 
 
 def test_faults_and_slowness_are_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
