@@ -23,7 +23,7 @@ from llmgw.errors import ConfigError, ConfigFault
 from llmgw.gateway.backend_http import Outbound
 from llmgw.gateway.gateway import Upstream
 from llmgw.gathering import Faults
-from llmgw.health.looks import one_line
+from llmgw.health.polling import one_line
 from llmgw.health.target import Target
 from llmgw.plain_files import read_plain
 from llmgw.values import HealthReport

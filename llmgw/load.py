@@ -1,9 +1,9 @@
-"""One load, from the wish for a model to its being there, or to the reason why not.
+"""One load, from the first demand for a model until it is loaded, or cannot be.
 
-It goes on until the model is there, cannot be had, or nobody wants it any more;
-once a backend was asked it is seen through whoever still waits. Among gateways
-that share a store, the lock of the model is taken before anything is settled, and
-the lock of the backend before anything is changed there.
+It goes on until the model is loaded, cannot be loaded, or is no longer wanted; once a backend
+has been asked it is completed in any case. Among gateways that share a store, the lock of the
+model is taken before anything is decided, and the lock of the backend before anything is
+changed there.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from llmgw.shelf import Shelf
 
 LOOK_S = 0.25
-"""Between two looks while something is waited for."""
+"""Seconds between two checks while waiting for something."""
 WAIT_MOST_S = 1.0
 APART_S = 0.25
-"""Gateways that share nothing begin their loads at random within so long."""
+"""Gateways without a shared store start their loads at random within so many seconds."""
 UNDONE_MOST = 3
-"""A load that was undone so often has failed."""
+"""A load that was undone so many times has failed."""
 LOOKS_S = 2.0
-"""The states of all backends are known after so long, or one that does not answer is left out."""
+"""Longest wait for the states of all backends; one that does not answer is left out."""
 
 _PLACES = re.compile(r"\S*/\S+|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
-"""Paths, URLs and addresses, which are no business of clients."""
+"""Paths, URLs and addresses, which clients must not see."""
 
 
 class Load:
     """
-    :param ordered: by the operator or the configuration: it goes on though nobody waits.
-    :ivar anew: by the operator: what failed before does not count.
-    :ivar until_s: somebody has been told to come back for the model: it goes on until then.
+    :param ordered: by the operator or the configuration: it goes on even if no request waits.
+    :ivar anew: by the operator: earlier failures do not count.
+    :ivar until_s: a client was told to come back for the model: the load goes on until then.
     :ivar shelf: where it is being loaded.
-    :ivar begun_s: since when.
-    :ivar task: the coroutine at work.
+    :ivar begun_s: monotonic time since when.
+    :ivar task: the coroutine that carries it out.
     """
 
     log = Logger()
@@ -69,10 +69,10 @@ class Load:
         self._clock = loads.gateway.clock
 
     async def run(self) -> None:
-        """Carry it to its end, and tell those who wait if it was in vain. Never raises."""
+        """Carry it out, and fail the waiting requests if it fails. Never raises."""
         model, holding = self.model, self._gateway.holding
         try:
-            await self._pause(0.0)  # who wants it has to stand in line first
+            await self._pause(0.0)  # the request that wants it has to enter its queue first
             await self._bring()
         except CancelledError:
             pass
@@ -87,7 +87,7 @@ class Load:
     # --- the stages ---
 
     async def _bring(self) -> None:
-        """:raise GatewayError: the model cannot be had."""
+        """:raise GatewayError: the model cannot be loaded."""
         model, loads, fleet = self.model, self._loads, self._gateway.fleet
         if self.anew:
             await loads.locks.forget(model, [shelf.backend.url for shelf in loads.shelves_of(model)])
@@ -117,13 +117,13 @@ class Load:
                 await lock.release()
 
     async def _place(self, lock: Lock) -> None:
-        """Decide again, as others may have been there since, and do it."""
+        """Decide again, since others may have changed something, and load."""
         model, loads = self.model, self._loads
         if not loads.locks.shared:
-            # Other gateways there may be all the same: who comes second sees what the first one does.
+            # There may be other gateways all the same: the second one sees what the first one does.
             await self._pause(APART_S * self._gateway.dice.random())
         await self._look()
-        await loads.hear_failures(model)  # who had the lock before may have failed
+        await loads.hear_failures(model)  # the previous holder of the lock may have failed
         if self._gateway.fleet.prospect(model, self._clock()) is Standing.READY:
             return
         decision = loads.decide(model)
@@ -152,10 +152,10 @@ class Load:
             await self._see_through(shelf, lock, loading)
 
     async def _make_room(self, shelf: Shelf, victims: tuple[str, ...], locks: tuple[Lock, Lock]) -> bool:
-        """Let the victims run out, and unload them.
+        """Drain the victims and unload them.
 
         :param locks: of the model and of the backend.
-        :return: it is done, and still ours to do.
+        :return: whether it is done, and the locks are still ours.
         """
         loads = self._loads
         until_s = self._clock() + loads.drain_s
@@ -180,7 +180,7 @@ class Load:
         return all(lock.valid for lock in locks)
 
     def _begin(self, shelf: Shelf) -> Deferred[None]:
-        """Ask for it. Room is taken from here on."""
+        """Ask the loader for it. It counts as in memory from here on."""
         model = self.model
         self.shelf, self.begun_s = shelf, self._clock()
         shelf.mark(model, "loading")
@@ -208,7 +208,7 @@ class Load:
         return arrived.addBoth(over)
 
     async def _seen_by_others(self, shelf: Shelf) -> None:
-        """Wait until the backend itself says that it loads, before others may decide what it does."""
+        """Wait until the backend itself reports the load, before others may decide on it."""
         until_s = self._clock() + LOOKS_S
         while self.model in shelf.loading and self._clock() < until_s:
             told = await shelf.told(LOOKS_S)
@@ -217,7 +217,7 @@ class Load:
             await self._pause(LOOK_S / 4)
 
     async def _see_through(self, shelf: Shelf, lock: Lock, loading: Deferred[None]) -> None:
-        """Follow it to its end, and learn from what comes of it."""
+        """Wait for its end, and record the outcome."""
         model, loads, metrics = self.model, self._loads, self._gateway.metrics
         begun_s = self._clock() if self.begun_s is None else self.begun_s
         try:
@@ -253,9 +253,9 @@ class Load:
         await loads.locks.forget(model, [shelf.backend.url])
 
     async def _confirm(self, shelf: Shelf) -> None:
-        """Ask the backend itself, where it tells.
+        """Check with the backend itself, if it reports its models.
 
-        :raise LoadUndone: the loader was done too soon, or somebody has unloaded the model since.
+        :raise LoadUndone: the loader has finished too early, or the model has been unloaded since.
         """
         told = await shelf.told(LOOKS_S)
         states = [told[name] for name in shelf.names_of(self.model) if name in told]
@@ -263,7 +263,7 @@ class Load:
             raise LoadUndone(f"{self.model!r} was loaded, and is not there")
 
     async def _failed(self, shelf: Shelf, lock: Lock, error: Exception) -> None:
-        """Remember it, and tell the other gateways."""
+        """Record the failure, also for the other gateways."""
         model, loads = self.model, self._loads
         reason = self._reason(error)
         pause_s = loads.setbacks.failed(shelf.id, model, reason, self._clock())
@@ -278,7 +278,7 @@ class Load:
         if await lock.tell(loads.locks.told_key(model, told.backend), told):
             loads.heard[model, told.backend] = told.id
         if isinstance(error, TimeoutError):
-            try:  # given up by us, so by its backend too
+            try:  # given up by us, so the backend shall give it up, too
                 await at_most(LOOKS_S, maybeDeferred(shelf.loader.unload, model), self._reactor)
             except CancelledError:
                 raise
@@ -286,7 +286,7 @@ class Load:
                 self.log.warn("backend {backend}: {why}", backend=shelf.id, why=str(still))
 
     def _reason(self, error: Exception) -> str:
-        """Why it failed, in words for clients."""
+        """Why it failed, in a form for clients."""
         if isinstance(error, ModelLoading):
             return _PLACES.sub("…", error.message)
         if isinstance(error, TimeoutError):
@@ -299,7 +299,7 @@ class Load:
         return self.ordered or self._clock() < self.until_s or self._gateway.holding.count(self.model) > 0
 
     async def _look(self) -> None:
-        """What every backend that could have it tells now."""
+        """The current states of every backend that could have the model."""
         shelves = [shelf for shelf in self._loads.shelves_of(self.model) if not shelf.changing]
         await DeferredList([shelf.look(LOOKS_S) for shelf in shelves])
 

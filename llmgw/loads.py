@@ -1,9 +1,9 @@
-"""Which model is loaded where, and the loads under way: one for each model at a time.
+"""Which models are loaded where, and the running loads: at most one per model at a time.
 
-A load begins because somebody waits for a model that nobody has in memory
-(:meth:`Loads.want`), because the configuration wants it at the start, or because
-an operator says so. How it goes stands in :mod:`llmgw.load`; where to, and what
-must go for it, is decided by :mod:`llmgw.core.placement`.
+A load is started because requests wait for a model that no backend has in memory
+(:meth:`Loads.want`), because the configuration says so, or an operator. A single load is in
+:mod:`llmgw.load`; where a model is loaded, and what is evicted for it, is decided by
+:mod:`llmgw.core.placement`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ if TYPE_CHECKING:
     from llmgw.store.store import Store
 
 LATE_S = 6.0
-"""For so long a load waits for who only answers late, three looks, before it is given up."""
+"""For so long (three checks) a load waits for backends that answer late, before it is given up."""
 TICK_S = 1.0
 NO_ROOM_S = 30.0
-"""When to come back for a model that no instance can make room for."""
+"""Seconds after which to come back for a model that no instance can make room for."""
 UNREACHED_S = 5.0
-"""When to come back for one whose instances cannot be reached."""
+"""Seconds after which to come back for a model whose instances cannot be reached."""
 
 
 class Loads:
     """
-    :param store: what gateways share, if they share something.
-    :ivar shelves: by backend id, of those whose models are loaded by name.
-    :ivar under_way: by model.
-    :ivar heard: the last failure that was taken in, of each model and URL of a backend.
-    :ivar drain_s: so long a busy model is given to run out.
+    :param store: the store that gateways share, if there is one.
+    :ivar shelves: by backend id, for backends whose models are loaded by name.
+    :ivar under_way: the running loads, by model.
+    :ivar heard: the last failure that was taken over from other gateways, by model and URL of a
+        backend.
+    :ivar drain_s: longest time for draining a busy model.
     """
 
     log = Logger()
@@ -65,7 +66,7 @@ class Loads:
         self._clock = gateway.clock
         self.locks = _locks_of(config, store, self._reactor, self._clock)
         self.heard: dict[tuple[str, str], str] = {}
-        self._unwanted: set[str] = set()  # preloaded ones that the operator has unloaded
+        self._unwanted: set[str] = set()  # preloaded models that the operator has unloaded
         self.unloads = Unloads(self)
         self._hearing: Deferred[None] | None = None
         self._ticking = LoopingCall(self._tick)
@@ -74,7 +75,7 @@ class Loads:
         self.configure(config)
 
     def configure(self, config: Config) -> None:
-        """Take the figures of ``config``."""
+        """Take over the settings of ``config``."""
         self.config = config.loading
         self.drain_s = config.hold.max_s
         self.setbacks.first_s = config.loading.backoff_s
@@ -91,14 +92,14 @@ class Loads:
     # --- life ---
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._running = True
         for shelf in self.shelves.values():
             shelf.start(self.config.interval_s)
         self._ticking.start(TICK_S, now=True)
 
     async def stop(self) -> None:
-        """End: loads are left to their backends, locks are given back, servers of ours end."""
+        """Stop: loads are left to their backends, locks are released, servers that we started end."""
         self._running = False
         if self._ticking.running:
             self._ticking.stop()
@@ -113,7 +114,7 @@ class Loads:
         await DeferredList([shelf.stop() for shelf in self.shelves.values()], consumeErrors=True)
 
     def put(self, backend: BackendConfig, loader: Any, *, found: bool = False) -> None:
-        """A backend has a loader."""
+        """A backend has got a loader."""
         shelf = self.shelves[backend.id] = Shelf(
             backend,
             loader,
@@ -126,7 +127,7 @@ class Loads:
             shelf.start(self.config.interval_s)
 
     def drop(self, backend_id: str) -> None:
-        """A backend has no loader any more, or is gone."""
+        """A backend no longer has a loader, or was removed."""
         shelf = self.shelves.pop(backend_id, None)
         if shelf is not None:
             shelf.stop().addErrback(lambda failure: self.log.failure("ending a loader", failure))
@@ -135,10 +136,10 @@ class Loads:
     # --- what requests and operators ask ---
 
     def want(self, model: str, *, ordered: bool = False) -> None:
-        """Have ``model`` loaded, unless it is being loaded, or nobody could.
+        """Load ``model``, unless it is being loaded already.
 
-        :param ordered: though nobody waits for it.
-        :raise GatewayError: it cannot be had now, and why.
+        :param ordered: load it even if no request waits for it.
+        :raise GatewayError: it cannot be loaded now; the message says why.
         """
         load = self.under_way.get(model)
         if load is not None:
@@ -148,20 +149,20 @@ class Loads:
         if not shelves or not self._running:
             return
         decision = self.decide(model)
-        # Before the first look nothing is known; the job itself looks.
+        # Before the first check nothing is known; the load itself checks.
         if isinstance(decision, Nowhere) and all(shelf.answered for shelf in shelves):
             raise self.refusal(model, decision)
         load = self.under_way[model] = Load(self, model, ordered)
         load.task = Deferred.fromCoroutine(load.run())
 
     def keep(self, model: str) -> None:
-        """Somebody who does not wait any more was told to come back for ``model``."""
+        """A client was told to come back for ``model``: the load goes on for it."""
         load = self.under_way.get(model)
         if load is not None:
             load.until_s = self._clock() + self.drain_s
 
     def expected_s(self, model: str) -> float:
-        """Seconds until ``model`` is there, by the best guess."""
+        """Estimated seconds until ``model`` is loaded."""
         now_s = self._clock()
         load = self.under_way.get(model)
         if load is not None and load.begun_s is not None and load.shelf is not None:
@@ -176,11 +177,11 @@ class Loads:
         return load_s + wait_s
 
     def can_load(self, model: str) -> bool:
-        """Some backend could."""
+        """Whether some backend could load ``model``."""
         return bool(self.shelves_of(model))
 
     def is_under_way(self, model: str) -> bool:
-        """Somebody is loading it, or about to."""
+        """Whether ``model`` is being loaded, or about to be."""
         if self.gateway.fleet.prospect(model, self._clock()) is Standing.READY:
             return False
         if model in self.under_way:
@@ -188,10 +189,10 @@ class Loads:
         return any(shelf.states.get(model) == "loading" for shelf in self.shelves_of(model))
 
     def is_gone(self, backend_id: str, model: str, *, noticed: bool = True) -> bool:
-        """A backend says that a model it had is not loaded any more.
+        """A backend has answered that a model it had is no longer loaded.
 
-        :param noticed: its own list says so, too, by now.
-        :return: that may be so.
+        :param noticed: its own list shows that, too, by now.
+        :return: whether that may be true.
         """
         shelf = self.shelves.get(backend_id)
         if shelf is None or not shelf.has(model):
@@ -203,9 +204,9 @@ class Loads:
         return True
 
     def load(self, model: str) -> None:
-        """By the operator's word, whatever failed before.
+        """Load a model for the operator, whatever has failed before.
 
-        :raise GatewayError: it cannot be had now, and why.
+        :raise GatewayError: it cannot be loaded now; the message says why.
         """
         self._unwanted.discard(model)
         for shelf in self.shelves_of(model):
@@ -216,7 +217,7 @@ class Loads:
                 self.under_way[model].anew = True
 
     def unload(self, model: str) -> list[str]:
-        """By the operator's word, as soon as nobody is at work on it; it gets no new requests.
+        """Unload a model for the operator, as soon as its requests have ended; it gets no new ones.
 
         :return: ids of the backends that have it.
         """
@@ -261,14 +262,14 @@ class Loads:
         return decision
 
     def _is_late(self, shelf: Shelf, model: str, now_s: float) -> bool:
-        """It is there, has not failed ``model``, and has missed a look or two: busy, not gone."""
+        """Whether the backend is there, has not failed ``model``, and has only missed a check or two."""
         member = shelf.member
         if member is None or member.down is not None or member.draining or member.removed:
             return False
         return 0.0 <= now_s - shelf.late_since_s < LATE_S and self.setbacks.until_s(shelf.id, model) <= now_s
 
     def _is_awaited(self, shelf: Shelf, model: str) -> bool:
-        """Requests for what is in memory there have waited longer than those for ``model``."""
+        """Whether requests for the models in memory there have waited longer than those for ``model``."""
         holding = self.gateway.holding
         oldest_s = holding.oldest_s(model)
         return any(holding.oldest_s(each) < oldest_s for each in shelf.resident() if each != model)
@@ -281,7 +282,7 @@ class Loads:
         return [shelf for shelf in self.shelves.values() if shelf.has(model)]
 
     def is_loading(self, model: str) -> bool:
-        """Somebody else has begun to load it where it can be reached, and it has not failed there."""
+        """Whether another gateway is loading it at a backend that we can reach, where it has not failed."""
         now_s = self._clock()
         return any(
             shelf.states.get(model) == "loading"
@@ -350,7 +351,7 @@ class Loads:
             elif (
                 failure is None
                 and self.heard.pop(place, None) is not None
-                # What is over by itself is remembered all the same: the next pause is longer.
+                # A pause that is over is kept all the same: the next one is longer.
                 and self.setbacks.until_s(shelf.id, model) > now_s + TICK_S
             ):
                 self.setbacks.forget(shelf.id, model)
@@ -372,8 +373,8 @@ class Loads:
 def _locks_of(
     config: Config, store: Store | None, reactor: Any, clock: Callable[[], float]
 ) -> LoadLocks | EtcdLocks:
-    """What keeps gateways from loading the same at a time: the store, else the etcd in which
-    backends are found, else nothing."""
+    """The locks that keep gateways from loading the same model at a time: in the store, else in the
+    etcd that backends are discovered in, else none."""
     if store is None:
         for table in config.discovery:
             if table.plugin == "etcd":

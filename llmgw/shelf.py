@@ -1,9 +1,8 @@
-"""One backend whose models are loaded by name: what it has, kept current.
+"""The models of one backend that loads them by name, kept current.
 
-A :class:`Shelf` asks its loader every few seconds, and at once when something was
-changed, and tells the fleet which models are in memory. What we did ourselves is
-written down in the turn in which it happened; an answer to a question that was
-asked before is then old, and dropped.
+A :class:`Shelf` asks its loader every few seconds, and at once after a change, and tells the
+fleet which models are in memory. Changes of our own are recorded in the turn of the reactor in
+which they are made; an answer to a question asked before that is outdated, and dropped.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ if TYPE_CHECKING:
     from llmgw.core.member import Member
 
 DOUBT_S = 0.5
-"""A server notices within some hundredths of a second that a process of its own has ended."""
+"""A server notices within some hundredths of a second that one of its processes has ended."""
 ANSWER_S = 10.0
-"""A loader that has not told its states by then tells nothing."""
+"""A loader that has not returned its states by then is taken to be silent."""
 LEAST_S = 0.2
-"""Two looks that the loader's own word brought about are no nearer."""
+"""Minimum time between two checks that the loader has asked for."""
 
 
 class Shelf:
     """
-    :param found: nobody asked for this loader; it was found that it fits.
+    :param found: the loader was not configured, but found to fit.
     :ivar states: model to ``loaded``, ``loading``, ``unloaded`` or ``failed``.
     :ivar since_s: when each came into its state, as far as this process knows.
-    :ivar leaving: loaded models that get no new requests, as they are to go.
-    :ivar changing: room is being made there by us.
-    :ivar loading: what we have asked it to load: each fires when it is seen to be loaded.
-    :ivar silent: why the last look failed, in words; ``""`` if it did not.
-    :ivar late_since_s: since when looks get no answer in time; ``inf``: they do, or fail at once.
-    :ivar foreign: the server is none of the loader's: it has no shelf for now.
-    :ivar answered: some look did not fail.
-    :ivar rest_until_s: nothing is moved there before: a busy model did not run out.
+    :ivar leaving: loaded models that get no new requests, as they will be evicted.
+    :ivar changing: we are making room there.
+    :ivar loading: the models that we have asked it to load; each fires when it is seen loaded.
+    :ivar silent: why the last check failed, in words; ``""`` if it did not.
+    :ivar late_since_s: since when checks get no answer in time; ``inf`` if they do, or fail at once.
+    :ivar foreign: the server is not of the loader's kind, and counts as one without a loader.
+    :ivar answered: some check has succeeded.
+    :ivar rest_until_s: nothing is evicted there before this time: a busy model could not be drained.
     """
 
     log = Logger()
@@ -82,7 +81,7 @@ class Shelf:
         self._reactor = reactor
         self._clock = clock
         self._doubt_until_s: dict[str, float] = {}
-        self._version = 0  # grows with each change of our own
+        self._version = 0  # incremented with each change of our own
         self._looked_s = -inf
         self._timer: Any = None
         self._running = False
@@ -92,7 +91,7 @@ class Shelf:
     # --- life ---
 
     def start(self, interval_s: float) -> None:
-        """Begin to look, at once and then every ``interval_s``."""
+        """Start checking, at once and then every ``interval_s``."""
         self.interval_s = interval_s
         if self._running:
             return
@@ -103,7 +102,7 @@ class Shelf:
         self._look_soon(0.0)
 
     def stop(self) -> Deferred[Any]:
-        """Look no more, and let the loader go."""
+        """Stop checking, and stop the loader."""
         self._running = False
         if self._timer is not None:
             self._timer.cancel()
@@ -114,7 +113,7 @@ class Shelf:
         return maybeDeferred(end) if end is not None else DeferredList([])
 
     def poke(self) -> None:
-        """The loader has news: look soon."""
+        """The loader reports a change: check soon."""
         if self._running:
             self._look_soon(max(0.0, LEAST_S - (self._clock() - self._looked_s)))
 
@@ -133,10 +132,10 @@ class Shelf:
         if self._running:
             self._look_soon(self.interval_s)
 
-    # --- looking ---
+    # --- checking ---
 
     def look(self, within_s: float = ANSWER_S) -> Deferred[None]:
-        """Ask the loader now. Never fails but by cancelling."""
+        """Ask the loader now. Only fails by being cancelled."""
         look: Deferred[None] = Deferred.fromCoroutine(self._look(within_s))
         self._looks.add(look)
 
@@ -170,7 +169,7 @@ class Shelf:
             self._take(told)
 
     def _find_foreign(self, why: str) -> None:
-        """From now on it is as if it had no loader; it is asked on, for it may be exchanged."""
+        """Treat it as a backend without a loader; it is still checked, since the server may be replaced."""
         self.log.warn(
             "backend {backend}: {why}: nothing is loaded there by name, what it serves it serves",
             backend=self.id,
@@ -183,7 +182,7 @@ class Shelf:
         self.publish()
 
     async def told(self, within_s: float) -> Mapping[str, str]:
-        """What the loader tells now, taken at its word; nothing where it tells nothing."""
+        """The states that the loader returns now; empty if it returns none."""
         try:
             return await self._asked(within_s)
         except CancelledError:
@@ -195,15 +194,15 @@ class Shelf:
         return states_of(await at_most(within_s, maybeDeferred(self.loader.models), self._reactor))
 
     def _take(self, told: Mapping[str, str]) -> None:
-        # What was there before us is as old as can be.
+        # Models that were there before us count as old.
         since_s = self._clock() if self.answered else -inf
         self.answered = True
         for model, until_s in list(self._doubt_until_s.items()):
             if told.get(model) == "loaded" and self._clock() < until_s:
-                told = {**told, model: "loading"}  # to be waited for, and looked at again
+                told = {**told, model: "loading"}  # has to be waited for, and checked again
             else:
                 del self._doubt_until_s[model]
-        # The server may take a moment until it says so itself.
+        # The server may take a moment until it reports that itself.
         told = {**told, **{model: "loading" for model in self.loading if told.get(model) != "loaded"}}
         for model, state in told.items():
             if self.states.get(model) != state:
@@ -219,7 +218,7 @@ class Shelf:
     # --- what we did ourselves ---
 
     def mark(self, model: str, state: str) -> None:
-        """``model`` has come into ``state`` by our doing."""
+        """We have brought ``model`` into ``state``."""
         self._version += 1
         for name in self.names_of(model):
             self.states[name] = state
@@ -231,18 +230,18 @@ class Shelf:
         self.publish()
 
     def doubt(self, model: str) -> None:
-        """That ``model`` is loaded is not believed for now: its process was seen to be gone."""
+        """Do not believe for now that ``model`` is loaded: its process was seen to be gone."""
         self._doubt_until_s.update(dict.fromkeys(self.names_of(model), self._clock() + DOUBT_S))
 
     def leave(self, models: Iterable[str], on: bool = True) -> None:
-        """No new requests for these, or again."""
+        """Stop sending new requests for these models, or resume."""
         for model in models:
             names = self.names_of(model)
             self.leaving = self.leaving.union(names) if on else self.leaving.difference(names)
         self.publish()
 
     def leaves_elsewhere(self, models: frozenset[str]) -> None:
-        """Another gateway lets these run out."""
+        """Another gateway is draining these models."""
         if models != self._leaving_elsewhere:
             self._leaving_elsewhere = models
             self.publish()
@@ -262,7 +261,7 @@ class Shelf:
             name
             for name in names
             if self._is_leaving(name)
-            # What the loader does not know by this name, the backend may know all the same.
+            # The backend may know a model by a name that the loader does not know.
             or (self.states.get(name, "loaded") != "loaded" if self.answered else True)
         )
         slots: Mapping[str, int] = getattr(self.loader, "slots", {})
@@ -273,16 +272,16 @@ class Shelf:
 
     @property
     def member(self) -> Member | None:
-        """The fleet's picture of the backend."""
+        """The backend's member of the fleet."""
         return self._fleet.members.get(self.id)
 
     @property
     def starts_server(self) -> bool:
-        """It need not be there before a load."""
+        """Whether the backend need not be running before a load."""
         return bool(getattr(self.loader, "starts_server", False))
 
     def has(self, model: str) -> bool:
-        """It could serve ``model``, were it loaded."""
+        """Whether it could serve ``model`` if it were loaded."""
         if self.foreign:
             return False
         if self.backend.models is not None:
@@ -290,25 +289,25 @@ class Shelf:
         return model in self.states
 
     def reachable(self) -> bool:
-        """A load may be asked of it now."""
+        """Whether it can be asked for a load now."""
         member = self.member
         if member is None or member.draining or member.removed:
             return False
         return self.starts_server or (member.down is None and not self.silent and self.answered)
 
     def names_of(self, model: str) -> list[str]:
-        """``model`` and all else that it is called there."""
+        """``model`` and its other names there."""
         aliases: Mapping[str, str] = getattr(self.loader, "aliases", {})
         true = aliases.get(model, model)
         return [true, *(name for name, meant in aliases.items() if meant == true)]
 
     def busy(self, model: str) -> int:
-        """Requests of this gateway at work on ``model``."""
+        """Number of this gateway's running requests for ``model``."""
         member = self.member
         return 0 if member is None else sum(member.busy_with(name) for name in self.names_of(model))
 
     def used_s(self, model: str) -> float:
-        """When ``model`` was last asked for; now, while it is at work."""
+        """When ``model`` was last requested; now, while requests for it are running."""
         member = self.member
         used = {} if member is None or member.stock is None else member.stock.used
         if self.busy(model) and model in used:
@@ -316,7 +315,7 @@ class Shelf:
         return max((used[name] for name in self.names_of(model) if name in used), default=-inf)
 
     def resident(self) -> list[str]:
-        """What is in memory or on its way there, each by its first name."""
+        """The models in memory or being loaded, each by its first name."""
         aliases: Mapping[str, str] = getattr(self.loader, "aliases", {})
         return [
             model
@@ -333,9 +332,9 @@ class Shelf:
         sizes: Mapping[str, int],
         awaited: bool,
     ) -> Instance:
-        """As :func:`llmgw.core.placement.place` wants it.
+        """The backend as an input of :func:`llmgw.core.placement.place`.
 
-        :param awaited: what is in memory there is not to go yet.
+        :param awaited: the models in memory there must not be evicted yet.
         """
         own_sizes: Mapping[str, int] = getattr(self.loader, "sizes", {})
         residents = tuple(
@@ -365,7 +364,7 @@ class Shelf:
         )
 
     async def idle(self, model: str) -> bool:
-        """Nobody is at work on ``model``, by our count and by the backend's own word."""
+        """Whether no requests for ``model`` are running, by our count and by the backend's report."""
         if self.busy(model):
             return False
         ask = getattr(self.loader, "busy", None)
@@ -376,7 +375,7 @@ class Shelf:
         except CancelledError:
             raise
         except Exception:
-            return True  # who does not tell can not be waited for
+            return True  # a backend that does not report it cannot be waited for
         return not told and not self.busy(model)
 
     def picture(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Models that are unloaded: for another one, because nobody asks for them, or by the operator's word.
+"""Unloading of models: for another model, when they are idle, or for the operator.
 
-Nobody who is at work on a model is cut: it gets no new requests, and goes when the
-last one has ended, those of other gateways included.
+No running request is cut: the model gets no new requests, and is unloaded when the last one has
+ended, those of other gateways included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_S = 0.25
 
 
 class Unloads:
-    """:ivar tasks: those that are under way without a load behind them."""
+    """:ivar tasks: running unloads that do not belong to a load."""
 
     log = Logger()
 
@@ -32,10 +32,10 @@ class Unloads:
         self._reactor = loads.gateway.reactor
 
     async def unload(self, shelf: Shelf, model: str, why: str) -> bool:
-        """Unload what nobody is at work on.
+        """Unload a model without running requests.
 
         :param why: ``evicted``, ``idle`` or ``operator``.
-        :return: it is gone.
+        :return: whether it was unloaded.
         """
         give_up_s = self._loads.config.give_up_s
         try:
@@ -56,7 +56,7 @@ class Unloads:
         return True
 
     def begin(self, shelf: Shelf, model: str, why: str) -> None:
-        """Unload it as soon as that can be."""
+        """Unload it as soon as possible."""
         task = Deferred.fromCoroutine(self._retire(shelf, model, why))
         self.tasks.add(task)
 
@@ -68,7 +68,7 @@ class Unloads:
         task.addBoth(over)
 
     def is_idle(self, shelf: Shelf, model: str, idle_s: float, now_s: float) -> bool:
-        """Nobody has asked for it for ``idle_s``, nor waits for it."""
+        """Whether it has not been requested for ``idle_s``, and no request waits for it."""
         return (
             now_s - shelf.used_s(model) >= idle_s
             and shelf.states[model] == "loaded"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from zope.interface import implementer
 
 from llmgw.errors import ConfigError, ConfigFault
-from llmgw.health.looks import Looks, timing
 from llmgw.health.model_list import UNREADABLE, is_compressed, read_model_list
+from llmgw.health.polling import PollingSource, timing
 from llmgw.interfaces import CONTRACT, IHealthSource, IHealthSourceFactory
 from llmgw.values import HealthReport
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @implementer(IHealthSource)
-class HttpHealth(Looks):
+class HttpHealth(PollingSource):
     """Alive while ``path`` answers below 500.
 
     :param models_path: an OpenAI model list, ``""`` for none.
@@ -39,7 +39,7 @@ class HttpHealth(Looks):
         self._models_path = models_path
 
     async def look(self) -> HealthReport:
-        """One look. ``path`` alone decides; a model list that does not come is no death."""
+        """One check. Only ``path`` decides; a missing model list does not make the backend dead."""
         status, _ = await self.ask(self._path)
         if status >= 500:
             return HealthReport(alive=False, detail=f"{status} from {self._path}")
@@ -88,5 +88,5 @@ class HttpHealthFactory:
 
 
 def _is_path(value: Any) -> bool:
-    """Begins with a slash, and is safe to put into a request line."""
+    """Whether it begins with a slash and can be put into a request line."""
     return isinstance(value, str) and value.startswith("/") and all("!" <= sign <= "~" for sign in value)

@@ -1,13 +1,13 @@
-"""Health source ``llamacpp``: what llama-server tells of itself.
+"""Health source ``llamacpp``: what llama-server reports about itself.
 
-Each look asks ``/health``, and then ``/slots`` and ``/metrics`` where the server
-has them switched on. When it has just come up, and about once a minute, its
-facts are asked: ``/props`` and ``/v1/models``. Of these only ``/health`` decides
-about life; the first further question that gets no answer is the look's last.
+Each check asks ``/health``, and then ``/slots`` and ``/metrics`` if the server has enabled them.
+When the server has just come up, and about once a minute, ``/props`` and ``/v1/models`` are
+asked, too. Only ``/health`` decides whether it is alive; the first further question without an
+answer ends the check.
 
-Another server that answers HTTP is reported as alive with what it told, so that
-this source is a safe default: only ``/props`` makes a backend a llama-server, and
-only the words of its first page an Ollama.
+Other servers that answer HTTP are reported as alive with what they have returned, so that this
+source is a safe default: only ``/props`` identifies a llama-server, and only the text of its
+first page an Ollama.
 
 :source: llama.cpp tools/server/README.md; its behaviour as observed on b11549.
     Ollama server/routes.go (GenerateRoutes).
@@ -28,8 +28,8 @@ from twisted.internet.defer import CancelledError
 from zope.interface import implementer
 
 from llmgw.errors import ConfigError, ConfigFault
-from llmgw.health.looks import Looks, timing
 from llmgw.health.model_list import UNREADABLE, is_compressed, positive, read_model_list
+from llmgw.health.polling import PollingSource, timing
 from llmgw.interfaces import CONTRACT, IHealthSource, IHealthSourceFactory
 from llmgw.values import HealthReport
 
@@ -63,14 +63,14 @@ _decode_props = msgspec.json.Decoder(_Props).decode
 _decode_slots = msgspec.json.Decoder(list[_Slot]).decode
 
 GOS_OWN_404 = b"404 page not found"
-"""What a server in Go says of a path that it lacks; no other is asked whether it is an Ollama."""
+"""How a server in Go answers an unknown path; only such a server is asked whether it is an Ollama."""
 OLLAMAS_PAGE = b"Ollama is running"
 
 _NOTHING_TOLD = HealthReport(alive=True, detail="ok")
 
 
 @implementer(IHealthSource)
-class LlamaCppHealth(Looks):
+class LlamaCppHealth(PollingSource):
     """Watches one llama-server.
 
     :param busy: ask ``/slots`` and ``/metrics``.
@@ -91,7 +91,7 @@ class LlamaCppHealth(Looks):
         self._forget()
 
     async def look(self) -> HealthReport:
-        """One look."""
+        """One check."""
         try:
             status, body = await self.ask("/health")
         except Exception:
@@ -124,15 +124,15 @@ class LlamaCppHealth(Looks):
         )
 
     def _forget(self) -> None:
-        """It may come back as another server."""
+        """It may be another server when it comes back."""
         self._known = _NOTHING_TOLD
         self._looks_to_facts = 0
         self._off: set[str] = set()
         self._silent = False
 
     async def _learn(self) -> None:
-        """Ask what changes only with a restart. What got no answer at all stays as it
-        was, and is asked again at the next look."""
+        """Ask what only changes with a restart. Without an answer the old values are kept, and it is
+        asked again at the next check."""
         self._off.clear()
         known = self._known
         status, raw = await self._tell("/props")
@@ -177,7 +177,7 @@ class LlamaCppHealth(Looks):
             settings = props.default_generation_settings
             facts["context_length"] = None if settings is None else positive(settings.n_ctx)
             if props.is_sleeping is True:
-                # Only /health, /props and the model list let it sleep on.
+                # Only /health, /props and the model list do not wake a sleeping server.
                 self._off |= {"/slots", "/metrics"}
                 facts["detail"] = "asleep"
         return facts
@@ -204,9 +204,8 @@ class LlamaCppHealth(Looks):
     async def _tell(self, path: str) -> tuple[int, bytes]:
         """Status and body; status 0 where nothing was asked or nobody answered.
 
-        It has answered ``/health``, so silence here is no verdict. What is
-        switched off (501, 404, 403, or 400 in router mode) is left alone until
-        the next facts.
+        It has answered ``/health``, so silence here does not matter. What is disabled (501, 404,
+        403, or 400 in router mode) is not asked again until ``/props`` is.
         """
         if self._silent or path in self._off:
             return 0, b""

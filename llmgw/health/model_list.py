@@ -1,4 +1,4 @@
-"""What a server's ``/v1/models`` says, read as kindly as may be."""
+"""Reads a server's ``/v1/models``, as leniently as possible."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from msgspec import Struct
 
 
 class ModelList(Struct, frozen=True):
-    """The names a server takes, each once.
+    """The models that a server accepts, each once.
 
-    :param context_length: the smallest window told of, tokens (vLLM, SGLang).
+    :param context_length: the smallest window given, in tokens (vLLM, SGLang).
     """
 
     names: tuple[str, ...]
@@ -27,11 +27,10 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def read_model_list(body: bytes) -> ModelList | None:
-    """``None`` when ``body`` is no model list (an HTML page, an error).
+    """Read a model list; ``None`` if ``body`` is not one (an HTML page, an error).
 
-    An entry that makes no sense is left out. ``data`` may be ``null``, as Ollama
-    writes it while it has no model. llama-server's router lists models whose
-    load failed (``status.failed``); these are left out as well.
+    Malformed entries are left out, as are models whose load failed (``status.failed``, listed by
+    llama-server's router). ``data`` may be ``null``, as Ollama writes it while it has no model.
     """
     try:
         entries = _decode(body).data or []

@@ -1,17 +1,15 @@
 """Health source ``prometheus``: figures from a page in Prometheus' text format.
 
-The page is the backend's own (vLLM, SGLang, llama-server) or an exporter's
-beside it, as for the GPU. Of its thousands of lines a handful counts, so there
-is no parser here: names are searched for as bytes, and only lines found are
-read, a bounded amount of them. A megabyte may come, and the reactor waits.
+The page is the backend's own (vLLM, SGLang, llama-server), or that of an exporter next to it, as
+for GPUs. Only a handful of its thousands of lines matter, so this is not a full parser: names
+are searched for as bytes, and only a bounded number of lines is parsed, since the page may have
+a megabyte and the reactor waits.
 
-Several series of one name (data-parallel engines, GPUs) make one figure: counts
-are added; shares are averaged, as the sum of shares is a share of nothing; of
-context lengths the least holds.
+Several series of one name (data-parallel engines, GPUs) are merged: counts are added, shares
+averaged, and of context lengths the smallest is used.
 
-Values that cannot be are passed over: NaN, less than nothing, more than all,
-DCGM's 9.2e18 for "I do not know". A figure with no other value is not reported,
-and ``detail`` says why.
+Impossible values are ignored: NaN, negative ones, shares above 1, DCGM's 9.2e18 for "unknown".
+A figure without any other value is not reported, and ``detail`` says why.
 
 :source: Prometheus text exposition format 0.0.4. Names: vLLM
     ``v1/metrics/loggers.py`` and its documentation (v0.4 to v0.32), SGLang
@@ -32,7 +30,7 @@ from msgspec import Struct
 from zope.interface import implementer
 
 from llmgw.errors import ConfigError, ConfigFault
-from llmgw.health.looks import Looks, one_line, timing
+from llmgw.health.polling import PollingSource, one_line, timing
 from llmgw.interfaces import CONTRACT, IHealthSource, IHealthSourceFactory
 from llmgw.values import HealthReport
 
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 18
 LINE_BYTES = 64
-"""So much is read of one page, a line counting for its length and as much again as its
-handling costs; figures beyond that are left out, not guessed."""
+"""The work spent on one page; a line costs its length and a constant. Figures beyond that are left
+out, not guessed."""
 
 
 class Series(Struct, frozen=True):
@@ -60,7 +58,7 @@ class Series(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """What a figure may be, and how several series make one."""
+    """The range of a figure, and how several series are merged."""
 
     join: Callable[[list[float]], float]
     least: float
@@ -82,10 +80,10 @@ FIGURES: Mapping[str, Rule] = {
     "gpu_use": _SHARE,
     "context_length": Rule(min, 1.0, 1e9),
 }
-"""Fields of :class:`HealthReport` that a page can tell."""
+"""Fields of :class:`HealthReport` that can be read from a page."""
 
 Wanted = Mapping[str, Sequence[Series]]
-"""Figure to where it may stand; the first place with a value that makes sense counts."""
+"""The selectors of each figure; the first one with a possible value counts."""
 
 FORMATS: Mapping[str, Wanted] = {
     "vllm": {
@@ -109,7 +107,7 @@ FORMATS: Mapping[str, Wanted] = {
         "gpu_use": [
             Series(b"DCGM_FI_DEV_GPU_UTIL", scale=0.01),
             Series(b"DCGM_FI_DEV_GPU_UTIL_RATIO"),  # since 4.9.0
-            Series(b"DCGM_FI_PROF_GR_ENGINE_ACTIVE"),  # where a GPU is cut up (MIG), the others are blank
+            Series(b"DCGM_FI_PROF_GR_ENGINE_ACTIVE"),  # for a partitioned GPU (MIG) the others are blank
         ],
     },
 }
@@ -122,11 +120,11 @@ _SELECTOR = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*+)" + _LABELS)
 
 
 class Page:
-    """One answer, read for some figures.
+    """Reads some figures from one answer.
 
-    :param body: need not be such a page at all.
+    :param body: may be anything.
     :ivar figures: arguments of a :class:`HealthReport`.
-    :ivar doubt: what did not go as it should, for people.
+    :ivar doubt: what went wrong, for people.
     """
 
     def __init__(self, body: bytes, wanted: Wanted) -> None:
@@ -202,7 +200,7 @@ def series(text: str, scale: float = 1.0) -> Series:
 
 
 @implementer(IHealthSource)
-class PrometheusHealth(Looks):
+class PrometheusHealth(PollingSource):
     """Alive while the page answers 200.
 
     :param path: with its query, if any.
@@ -238,7 +236,7 @@ class PrometheusHealth(Looks):
         super().start(target, report)
 
     async def look(self) -> HealthReport:
-        """One look."""
+        """One check."""
         status, body = await self.ask(self._path)
         if status != 200:
             return HealthReport(alive=False, detail=f"{status} from {self._path}")
@@ -350,5 +348,5 @@ def _split(url: Any) -> tuple[str, str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Is safe to put into a request line."""
+    """Whether it can be put into a request line."""
     return isinstance(value, str) and value != "" and all("!" <= sign <= "~" for sign in value)

@@ -1,11 +1,11 @@
-"""How a health source asks its backend: one connection per question, bounded.
+"""How a health source asks its backend: one bounded connection per question.
 
-A bare agent asks, and treq reads the answer. treq's client would add what a
-probe must not have: cookies, redirects, and compression, with which a small
-answer can unfold to gigabytes. It also (26.7) refuses IPv6 addresses.
+A plain agent sends the request, and treq reads the answer. treq's client would add what a probe
+must not have: cookies, redirects, and compression, by which a small answer can expand to
+gigabytes. It also (26.7) refuses IPv6 addresses.
 
-Whatever happens, the connection is closed when the question is over, and the
-error says who is at fault, see :meth:`Target.get`.
+The connection is closed when the question is over, whatever happens, and the error says what is
+at fault, see :meth:`Target.get`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
 from zope.interface import implementer
 
-from llmgw.health.looks import OUR_FAULTS
+from llmgw.health.polling import OUR_FAULTS
 from llmgw.interfaces import IHealthTarget
 from llmgw.wire.pool import endpoint_for, tls_options
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IProtocol, IProtocolFactory, IStreamClientEndpoint
 
 ANSWER_BYTES = 1 << 20
-"""An answer may be so long, its head included."""
+"""The longest answer, its head included."""
 
 
 class NoAnswerError(Exception):
-    """Somebody took the connection, and no whole HTTP answer came of it."""
+    """The connection was accepted, but no complete HTTP answer came."""
 
 
 @implementer(IHealthTarget)
@@ -83,14 +83,14 @@ class Target:
         return self._bounded(path, timeout_s, self._ask(b"POST", path, body, timeout_s))
 
     def watch(self, path: str, received: Callable[[bytes], None], connect_s: float) -> Deferred[int]:
-        """GET something without end; see :class:`llmgw.interfaces.IHealthTarget`."""
+        """GET an answer that does not end; see :class:`llmgw.interfaces.IHealthTarget`."""
         return Deferred.fromCoroutine(self._ask(b"GET", path, None, connect_s, received)).addCallback(
             lambda answer: answer[0]
         )
 
     def _bounded(self, path: str, timeout_s: float, asking: Any) -> Deferred[tuple[int, bytes]]:
         def too_late(outcome: Any, timeout_s: float) -> Any:
-            # The timer has cancelled the question, which fails in one way or another.
+            # The timer has cancelled the question, whose error may be any.
             if isinstance(outcome, Failure):
                 raise TimeoutError(f"no answer from {path} in {timeout_s:g} s")
             return outcome
@@ -138,7 +138,7 @@ class Target:
 
 @implementer(IBodyProducer)
 class _Body:
-    """A short body, handed over in one piece."""
+    """A short body, sent in one piece."""
 
     def __init__(self, data: bytes) -> None:
         self.length = len(data)
@@ -160,7 +160,7 @@ class _Body:
 
 @implementer(IAgentEndpointFactory)
 class _Line:
-    """Opens the one connection of a question, counts what comes, and closes it."""
+    """Opens the connection of a question, counts the received bytes, and closes it."""
 
     def __init__(self, endpoint: IStreamClientEndpoint, *, endless: bool) -> None:
         self._endpoint = endpoint
@@ -169,7 +169,7 @@ class _Line:
 
     @property
     def flooded(self) -> bool:
-        """The answer was cut off for its length."""
+        """Whether the answer was cut off because of its length."""
         return self._wire is not None and self._wire.left < 0
 
     def endpointForURI(self, uri: Any) -> IStreamClientEndpoint:
@@ -182,7 +182,7 @@ class _Line:
         return opening.addCallback(self._opened)
 
     def end(self, whole: bool) -> None:
-        """Close. After a whole answer in peace; otherwise so that nothing lingers."""
+        """Close: in order after a complete answer, else at once."""
         if self._wire is not None:
             self._wire.close(whole)
 
@@ -204,7 +204,7 @@ class _Wire(ProtocolWrapper):
             super().dataReceived(data)
 
     def close(self, whole: bool) -> None:
-        """Close, waiting for nothing: a peer need not answer a TLS ``close_notify``."""
+        """Close without waiting: a peer need not answer a TLS ``close_notify``."""
         transport: Any = self.transport
         if not whole:
             transport.abortConnection()
@@ -221,7 +221,7 @@ class _WireFactory(WrappingFactory):
 
 
 def _cause(fault: Exception) -> Exception:
-    """What is behind an agent's error, told by the classes that ``get`` promises."""
+    """The cause of an agent's error, as one of the classes that ``get`` documents."""
     if isinstance(fault, error.ConnectingCancelledError):
         return CancelledError()
     if isinstance(fault, error.TimeoutError | error.TCPTimedOutError):

@@ -35,7 +35,7 @@ class Timed(Protocol):
 
 
 class Sweep:
-    """Looks at every member's deadline every ``every_s`` seconds.
+    """PollingSource at every member's deadline every ``every_s`` seconds.
 
     :param clock: returns monotonic seconds; the clock that the members use.
     """

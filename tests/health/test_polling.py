@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 
 from llmgw.errors import ConfigError
-from llmgw.health.looks import Looks, one_line, timing, unanswered
+from llmgw.health.polling import PollingSource, one_line, timing, unanswered
 from llmgw.testing import FakeHealthTarget
 from llmgw.values import HealthReport
 
@@ -23,8 +23,8 @@ DOWN = HealthReport(alive=False)
 LOADING = HealthReport(alive=True, loading=True)
 
 
-class Scripted(Looks):
-    """Looks that are answered from a list, the last entry for ever."""
+class Scripted(PollingSource):
+    """PollingSource that are answered from a list, the last entry for ever."""
 
     def __init__(
         self, clock: Clock, *script: HealthReport | Exception, interval_s: float = 5.0, seed: int = 0
@@ -179,7 +179,7 @@ def test_stop_within_a_report_leaves_nothing() -> None:
     assert not clock.getDelayedCalls()
 
 
-class Stubborn(Looks):
+class Stubborn(PollingSource):
     """Takes every failed question for an answer, cancelling too, and asks on."""
 
     asked = 0
@@ -220,7 +220,7 @@ def test_no_question_follows_a_stop(target: Callable[..., FakeHealthTarget]) -> 
 
 def test_looking_is_for_subclasses() -> None:
     clock = Clock()
-    looks = Looks(clock, 5.0, 2.0)
+    looks = PollingSource(clock, 5.0, 2.0)
     reports: list[HealthReport] = []
     looks.start(FakeHealthTarget(clock), reports.append)
     looks.stop()

@@ -1,11 +1,10 @@
-"""The rhythm that all polling sources share: look, report, wait, with jitter.
+"""The schedule of all polling sources: check, report, wait, with jitter.
 
-One look at a time, and never one within two seconds of the last while the
-backend works: each question delays llama-server's noticing of closed requests.
-A backend that does not work has none to notice, so it is asked every second;
-and one that has just come up is asked again as soon as may be, since it takes
-two good looks to be believed (``rise``). Requests may tell before a look does that
-something has changed there (:meth:`Looks.look_soon`).
+One check at a time, and none within two seconds of the last while the backend works: each
+question delays the moment at which a llama-server notices closed requests. A backend that does
+not work has no requests, so it is checked every second; and one that has just come up is
+checked again as soon as possible, since it takes two good checks to be believed (``rise``).
+Requests may learn before a check does that something has changed (:meth:`PollingSource.look_soon`).
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ JITTER = 0.2
 DETAIL_CHARACTERS = 200
 
 OUR_FAULTS = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE)
-"""No local port or descriptor left: says nothing about the backend."""
+"""No local port or descriptor is left, which says nothing about the backend."""
 
 
-class Looks:
+class PollingSource:
     """Base of the built-in sources: subclasses write :meth:`look`.
 
-    :param interval_s: between two looks, spread by ±20 %, at least 2 s.
-    :param timeout_s: for each question.
+    :param interval_s: between two checks, spread by ±20 %, at least 2 s.
+    :param timeout_s: for each question of a check.
     :param dice: for the spread.
     """
 
@@ -86,14 +85,14 @@ class Looks:
                 self._next.reset(soon_s)
 
     async def look(self) -> HealthReport:
-        """One look. What it raises becomes a report."""
+        """One check. What it raises is turned into a report."""
         raise NotImplementedError
 
     async def ask(self, path: str) -> tuple[int, bytes]:
-        """One question of a look: status and body.
+        """One question of a check: status and body.
 
-        :raise CancelledError: the source was stopped meanwhile. Asked here too,
-            as a look may have taken the first cancelling for a failed question.
+        :raise CancelledError: the source was stopped meanwhile. Tested here, too, as a check may
+            have mistaken the first cancelling for a failed question.
         """
         if self._target is None:
             raise CancelledError
@@ -115,7 +114,7 @@ class Looks:
         if self._report is None:
             return  # stopped
         self._looked_s = self._reactor.seconds()
-        # Arranged before the report, which may be what makes the gateway stop us.
+        # Scheduled before the report, which may cause the gateway to stop us.
         self._next = self._reactor.callLater(self._wait_s(report), self._begin)
         if report is None:
             self._could_not_look(why)
@@ -127,7 +126,7 @@ class Looks:
             self.log.failure("taking in a health report")
 
     def _could_not_look(self, why: str) -> None:
-        """Tell it once; the backend stays what it was."""
+        """Log it once; the backend stays as it was."""
         if not self._blind and self._target is not None:
             self._blind = True
             self.log.warn(
@@ -148,12 +147,12 @@ class Looks:
 
 
 def is_our_fault(fault: Exception) -> bool:
-    """This machine has no descriptor or local port left: nothing was asked."""
+    """Whether this machine has no descriptor or local port left, so that nothing was asked."""
     return isinstance(fault, OSError) and fault.errno in OUR_FAULTS
 
 
 def unanswered(fault: Exception) -> HealthReport:
-    """The report of a look that got no answer."""
+    """The report of a check that got no answer."""
     if isinstance(fault, TimeoutError | error.TimeoutError):
         return HealthReport(alive=False, detail="no answer in time")
     if isinstance(fault, error.ConnectionRefusedError):
