@@ -35,7 +35,7 @@ class Timed(Protocol):
 
 
 class Sweep:
-    """PollingSource at every member's deadline every ``every_s`` seconds.
+    """Looks at every member's deadline every ``every_s`` seconds.
 
     :param clock: returns monotonic seconds; the clock that the members use.
     """

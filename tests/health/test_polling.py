@@ -24,7 +24,7 @@ LOADING = HealthReport(alive=True, loading=True)
 
 
 class Scripted(PollingSource):
-    """PollingSource that are answered from a list, the last entry for ever."""
+    """A source whose checks are answered from a list, the last entry for ever."""
 
     def __init__(
         self, clock: Clock, *script: HealthReport | Exception, interval_s: float = 5.0, seed: int = 0
