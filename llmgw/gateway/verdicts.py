@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from llmgw.gateway.attempt import Attempt
     from llmgw.wire.sink import UpstreamFault
 
-COLLECTED = frozenset({429, 500, 502, 503, 504})
+COLLECTED = frozenset({401, 429, 500, 502, 503, 504})
 """Statuses whose body is read whole before it is decided whether the client gets it."""
-ELSEWHERE = frozenset({429, 502, 503, 504})
-"""Statuses after which another backend may be asked."""
+ELSEWHERE = frozenset({401, 429, 502, 503, 504})
+"""Statuses after which another backend may be asked. 401 is about the gateway's own key, since no
+other reaches a backend; but it is not held against it: what is asked for may be why."""
 MAX_BUSY_S = 60.0
 """The longest pause that a backend's ``Retry-After`` can ask for."""
 SHORT_DEADLINE_S = 5.0
@@ -76,7 +77,7 @@ def unfit(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
 
 
 def judge(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
-    """What a 429 or 5xx means: for the lease, and for the client."""
+    """What a 401, a 429 or a 5xx means: for the lease, and for the client."""
     now_s = attempt.gateway.clock()
     lease, status, name = attempt.lease, head.status, attempt.request.model
     answer = (head, body)
@@ -100,10 +101,12 @@ def judge(attempt: Attempt, head: ResponseHead, body: bytes) -> Failed:
         error = UpstreamError(f"the backend of {name!r} has lost its process")
         error.may_retry = True
         return Failed(error, answer)
-    no_verdict = status == 429 or (status == 500 and _is_json_error(body))
+    no_verdict = status in (401, 429) or (status == 500 and _is_json_error(body))
     lease.finish(now_s, ok=no_verdict, reason=f"status_{status}")
     error = UpstreamError(f"the backend of {name!r} answered {status}")
     error.may_retry = status in ELSEWHERE
+    if status == 401:
+        error.should_retry = False
     return Failed(error, answer)
 
 

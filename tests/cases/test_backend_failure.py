@@ -481,6 +481,24 @@ def test_s_rty_2d_busy_with_retry_after(fleet: Scene) -> None:
     assert answer.get("retry-after") == "1"
 
 
+@pytest.mark.parametrize(("id", "model"), [("a", "m"), ("ls", "pair")])
+def test_a_backend_that_wants_another_key_of_ours(fleet: Scene, id: str, model: str) -> None:
+    """It never sees the client's key, so its 401 is no word on that: another backend is asked. But
+    who may decide by what is asked for could have it taken from all others, so it is no failure."""
+    body = {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}}
+    fleet.play(answer_completion)
+    fleet.backends[id].play(answered(json_response(body, 401)))
+    alone = request_id()
+    answer, blamed = blame(fleet, id, ask_whole(id=alone, model=id))
+    assert (answer.status, answer.json, blamed) == (401, body, 0)
+    assert answer.get("x-should-retry") == "false"
+    fleet.expect(alone, attempts=1, status=401)
+    for _ in range(4):
+        answer, blamed = blame(fleet, id, ask_stream(model=model))
+        assert (answer.status, blamed) == (200, 0)
+    assert len(fleet.backends[id].requests) > 1
+
+
 @pytest.mark.parametrize("model", ["m", "pair"])
 def test_s_rty_2e_no_head_in_time_is_tried_once_more(fleet: Scene, model: str) -> None:
     """After the first attempt was cancelled; the next second chance would take as long again."""
