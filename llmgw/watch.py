@@ -11,6 +11,7 @@ from twisted.logger import Logger
 from llmgw.errors import PLUGIN_FAULTS
 from llmgw.finite import is_finite_number
 from llmgw.foreign import set_aside
+from llmgw.health.polling import one_line
 from llmgw.seldom import Seldom
 from llmgw.values import HealthReport
 
@@ -44,6 +45,7 @@ class Watch:
         self._sources = list(sources)
         self._reports: list[HealthReport | None] = [None] * len(self._sources)
         self._told_s = [0.0] * len(self._sources)
+        self._stopped = False
         self._seldom = Seldom(clock)
         self._clock = clock
         self._target = target
@@ -56,6 +58,7 @@ class Watch:
 
     def start(self) -> None:
         """Start every source."""
+        self._stopped = False
         for index, source in enumerate(self._sources):
             try:
                 answer = source.start(self._target, lambda report, index=index: self._reported(index, report))
@@ -66,6 +69,7 @@ class Watch:
 
     def stop(self) -> None:
         """Stop every source."""
+        self._stopped = True
         for source in self._sources:
             try:
                 answer = source.stop()
@@ -111,6 +115,8 @@ class Watch:
             )
 
     def _reported(self, index: int, report: HealthReport) -> None:
+        if self._stopped:
+            return  # and a source that does not keep to it
         now_s = self._clock()
         try:
             report = _checked(report)
@@ -143,7 +149,7 @@ def _checked(report: Any) -> HealthReport:
         value = getattr(typed, name)
         if value is not None and not (is_finite_number(value) and value >= 0):
             raise ValueError(f"what cannot be: {name} = {value}")
-    return typed
+    return replace(typed, detail=one_line(typed.detail))
 
 
 def _completed(report: HealthReport, other: HealthReport) -> HealthReport:

@@ -36,7 +36,18 @@ from llmgw.interfaces import (
     IRouter,
     IRouterFactory,
 )
-from llmgw.values import Backend, Caller, Choice, Cost, Decision, HealthReport, Policy, Request, Submission
+from llmgw.values import (
+    Backend,
+    Caller,
+    Choice,
+    Cost,
+    Decision,
+    HealthReport,
+    LimitState,
+    Policy,
+    Request,
+    Submission,
+)
 
 
 def installed(folder: Path) -> dict[str, str]:
@@ -51,6 +62,11 @@ def installed(folder: Path) -> dict[str, str]:
 WRONG_CHOICES: Mapping[str, Any] = {
     "score-text": {"score": "0.5"},
     "score-none": {"score": None},
+    "score-huge": {"score": 10**400},
+    "why-long": {"why": "x" * 5_000_000},
+    "why-surrogate": {"why": "a\ud800"},
+    "why-lines": {"why": "a\r\nset-cookie: b"},
+    "slot-huge": {"slot": 10**400},
     "why-object": {"why": object()},
     "slot-text": {"slot": "1"},
     "slot-below-0": {"slot": -1},
@@ -60,6 +76,9 @@ WRONG_DECISIONS: Mapping[str, Any] = {
     "refuse-huge": {"allowed": False, "retry_after_s": 10**400},
     "refuse-true": {"allowed": False, "retry_after_s": True},
     "refuse-none": {"allowed": False, "retry_after_s": None},
+    "allowed-text": {"allowed": "no"},
+    "allowed-figures": {"allowed": True, "requests": 5},
+    "allowed-states": {"allowed": True, "tokens": LimitState(10, "x", 1.0)},  # type: ignore[arg-type]
     "refuse-object": {"allowed": False, "retry_after_s": 1.0, "policy": object()},
 }
 

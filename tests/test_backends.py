@@ -72,6 +72,24 @@ def test_a_look_before_its_time_that_raises_is_told_and_harms_nobody(watched, ex
     assert len(expected_failures(ZeroDivisionError)) == 1
 
 
+def test_a_detail_is_one_short_line(watched):
+    _, (first, _), told, _ = watched
+    first.report(HealthReport(alive=False, detail="lost\x1b[2J\n" * 100_000))
+    assert told[0].detail.startswith("lost\\x1b[2J lost")
+    assert len(told[0].detail) <= 200
+
+
+def test_a_report_after_the_end_is_none(watched):
+    watch, (first, _), told, _ = watched
+    report = first.report
+    watch.stop()
+    report(HealthReport(alive=False))
+    assert told == []
+    watch.start()
+    first.report(HealthReport(alive=True))
+    assert len(told) == 1
+
+
 def test_figures_of_a_dead_or_silent_source_are_dropped(watched):
     _, (first, second), told, now = watched
     second.report(HealthReport(alive=True, kv_use=0.97))

@@ -45,7 +45,7 @@ from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import find
 from llmgw.gateway.rules import apply_rules
 from llmgw.gateway.suited import unsuited
-from llmgw.values import Caller, Choice, Cost, Decision, Request
+from llmgw.values import Caller, Choice, Cost, Decision, LimitState, Request
 
 if TYPE_CHECKING:
     from llmgw.core.lease import Lease
@@ -223,6 +223,9 @@ class Exchange:
                 return
         if not isinstance(decision, Decision):
             gateway.limiter_failed(f"answered {set_aside(decision)}, which is no decision")
+            return
+        if not _is_sound(decision):
+            gateway.limiter_failed("answered a decision of wrong types")
             return
         if not decision.allowed and not _is_complete(decision):
             gateway.limiter_failed("refused without a policy, a unit and a time that can be told")
@@ -414,4 +417,18 @@ def _is_complete(decision: Decision) -> bool:
         type(decision.policy) is str
         and type(decision.unit) is str
         and is_finite_number(decision.retry_after_s)
+    )
+
+
+def _is_sound(decision: Decision) -> bool:
+    """It says yes or no, and what it tells of limits are figures."""
+    return type(decision.allowed) is bool and all(
+        state is None
+        or (
+            type(state) is LimitState
+            and is_finite_number(state.limit)
+            and is_finite_number(state.remaining)
+            and is_finite_number(state.reset_s)
+        )
+        for state in (decision.requests, decision.tokens)
     )

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmgw.core.body import estimate_tokens, read_json
 from llmgw.core.prompt import prefix_of
-from llmgw.errors import GatewayError, InvalidRequest, ModelNotFound
+from llmgw.dropins import one_line
+from llmgw.errors import PLUGIN_FAULTS, GatewayError, InvalidRequest, ModelNotFound
+from llmgw.foreign import set_aside
+from llmgw.gateway.gateway import fault_of
 from llmgw.values import Backend, Choice, Request
 
 if TYPE_CHECKING:
@@ -44,8 +47,8 @@ def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
         raise
     except GatewayError as error:
         refusal = error
-    router = copy.deepcopy(gateway.router, {id(c.profile): c.profile for c in candidates})
-    choice = _choice(router.choose(request, candidates, now_s)) if candidates else None
+    router = _copy(gateway.router, {id(c.profile): c.profile for c in candidates})
+    choice = _ask(router, request, candidates, now_s) if candidates else None
     chosen = {backend.id for backend in candidates}
     return {
         "model": parsed.model,
@@ -63,13 +66,36 @@ def explain(body: bytes, gateway: Gateway) -> dict[str, Any]:
     }
 
 
-def _choice(answer: Choice | Backend | None) -> Choice | None:
-    return answer if answer is None or isinstance(answer, Choice) else Choice(answer)
+def _copy(router: Any, kept: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(router, kept)
+    except PLUGIN_FAULTS as fault:
+        what = f"the router cannot be copied, and asking itself would change it: {one_line(fault)}"
+        raise GatewayError(what, code="router_failed") from None
+
+
+def _ask(router: Any, request: Request, candidates: list[Backend], now_s: float) -> Choice | None:
+    """:raise GatewayError: the router fails; requests go by least connections then."""
+    try:
+        answer = router.choose(request, candidates[:], now_s)
+    except PLUGIN_FAULTS as fault:
+        raise GatewayError(f"the router raised {one_line(fault)}", code="router_failed") from None
+    if answer is None:
+        return None
+    choice = answer if isinstance(answer, Choice) else Choice(answer)
+    if not any(choice.backend is each for each in candidates):
+        raise GatewayError(
+            f"the router chose {set_aside(choice.backend)}, no candidate", code="router_failed"
+        )
+    wrong = fault_of(choice)
+    if wrong is not None:
+        raise GatewayError(f"the router chose {choice.backend.id} with {wrong}", code="router_failed")
+    return choice
 
 
 def _judged(router: Any, request: Request, backend: Backend, now_s: float) -> dict[str, Any]:
     """One candidate as the router judges it if it is the only one."""
-    choice = _choice(router.choose(request, [backend], now_s))
+    choice = _ask(router, request, [backend], now_s)
     profile = backend.profile
     return {
         "backend": backend.id,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from twisted.logger import Logger
 
+from llmgw.core.http import TEXT, TOKEN
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
 from llmgw.finite import is_finite_number
 from llmgw.foreign import set_aside
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SLOW_S = 0.05
+MESSAGE_CHARACTERS = 10_000
+"""Of what a client is told."""
 
 
 class Filter(Struct, frozen=True):
@@ -89,12 +93,46 @@ class Filters:
 
 
 def _fault_of(error: GatewayError) -> str | None:
-    """Why ``error`` cannot be sent to a client; ``None`` if it can."""
+    """Why a client cannot be told of ``error``."""
     if not isinstance(error.status, int) or not 400 <= error.status < 600:
         return f"status {error.status!r}"
-    if not isinstance(error.message, str):
-        return f"a message of type {type(error.message).__name__}"
+    if not _is_text(error.message):
+        return "a message that is no text"
+    if not isinstance(error.code, str) or _WORD.fullmatch(error.code) is None:
+        return "a code that is no word"
+    if not isinstance(error.type, str) or _WORD.fullmatch(error.type) is None:
+        return "a type that is no word"
+    if not (error.param is None or _is_text(error.param)):
+        return "a param that is no text"
+    if not (error.should_retry is None or isinstance(error.should_retry, bool)):
+        return "a should_retry that is neither true nor false"
     after_s = error.retry_after_s
     if after_s is not None and not is_finite_number(after_s):
         return f"a retry_after_s of type {type(after_s).__name__} that is no time"
+    if not isinstance(error.headers, list) or not all(map(_is_header, error.headers)):
+        return "headers that are none"
     return None
+
+
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HEADER_NAME = re.compile(rb"%b+" % TOKEN)
+_HEADER_VALUE = re.compile(rb"%b*" % TEXT)
+
+
+def _is_text(value: Any) -> bool:
+    """It can be sent; a lone surrogate cannot."""
+    if not isinstance(value, str) or len(value) > MESSAGE_CHARACTERS:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_header(pair: Any) -> bool:
+    """A name and a value that may stand in a head: no line ends, above all."""
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, str) for each in pair)):
+        return False
+    name, value = (each.encode("utf-8", "replace") for each in pair)
+    return bool(_HEADER_NAME.fullmatch(name) and value.isascii() and _HEADER_VALUE.fullmatch(value))

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from llmgw.core.overload import Level
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
+from llmgw.finite import is_finite_number
 from llmgw.foreign import set_aside
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
@@ -202,9 +203,9 @@ class Gateway:
         """Let ``router`` choose from now on. Events are made only for a router that observes
         them, prefixes only for one that wants them."""
         self.router = router
-        self.fleet.observe = self.tell_router if getattr(router, "observes", True) else None
+        self.fleet.observe = self.tell_router if self._trait(router, "observes", True) else None
         admission = self.config.admission
-        self._prefixes = bool(getattr(router, "wants_prefix", False))
+        self._prefixes = self._trait(router, "wants_prefix", False)
         self._prefixes_alone = admission.slot_choice or admission.max_wait_s > 0
         adapt = getattr(router, "adapt", None)
         if adapt is not None:
@@ -214,6 +215,13 @@ class Gateway:
                 self._complain("router")
             else:
                 self._not_nothing("router", "adapt", answer)
+
+    def _trait(self, router: Any, name: str, otherwise: bool) -> bool:
+        try:
+            return bool(getattr(router, name, otherwise))
+        except PLUGIN_FAULTS:
+            self._complain("router")
+            return otherwise
 
     # --- called by the site ---
 
@@ -243,8 +251,9 @@ class Gateway:
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
         """Ask the router. If it fails, or names anything but a candidate, the choice is by least
         connections, and the fault is logged. ``None``: it declines all of them."""
+        shown, candidates = candidates, candidates[:]  # whatever it does to what it is shown
         try:
-            answer = self.router.choose(request, candidates, now_s)
+            answer = self.router.choose(request, shown, now_s)
         except PLUGIN_FAULTS:
             return self._without_router(candidates)
         if answer is None:
@@ -257,7 +266,7 @@ class Gateway:
         else:
             stranger = repr(chosen.id) if isinstance(chosen, Backend) else set_aside(chosen)
             return self._without_router(candidates, f"chose {stranger}, which is no candidate")
-        fault = _fault_of(choice)
+        fault = fault_of(choice)
         if fault is not None:
             return self._without_router(candidates, f"chose {chosen.id} with {fault}")
         self.scores[chosen.id] = choice.score
@@ -406,16 +415,23 @@ class Gateway:
             self.log.error("the {what} plugin {detail}{more}", what=what, detail=detail, more=more)
 
 
+WHY_CHARACTERS = 500
+"""A router's reason goes into logs, headers and a list that is kept."""
+MOST_SLOTS = 1 << 20
+"""No server has so many."""
+
 _GAUGE = re.compile("[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
-def _fault_of(choice: Choice) -> str | None:
+def fault_of(choice: Choice) -> str | None:
     """What is wrong with a router's answer, apart from the backend."""
     score, why, slot = choice.score, choice.why, choice.slot
-    if not isinstance(score, (float, int)):
-        return f"a score of type {type(score).__name__}"
+    if not isinstance(score, float) and not is_finite_number(score):
+        return f"a score of type {type(score).__name__} that is no number"
     if not isinstance(why, str):
         return f"a why of type {type(why).__name__}"
-    if slot is not None and (not isinstance(slot, int) or slot < 0):
-        return f"slot {slot!r}"
+    if len(why) > WHY_CHARACTERS or not why.isprintable():
+        return f"a why that is no line of {WHY_CHARACTERS} characters"
+    if slot is not None and (not isinstance(slot, int) or not 0 <= slot < MOST_SLOTS):
+        return "a slot that cannot be"
     return None

@@ -18,6 +18,7 @@ from harness import (
     Scripted,
     backend_table,
     eventually,
+    post,
 )
 from twisted.internet.task import Clock
 
@@ -147,10 +148,14 @@ def test_a_router_with_a_choice_of_wrong_types_is_replaced_and_spoils_no_page_an
         assert strange.gateway.admin("/metrics")[0] == 200
         assert strange.gateway.admin("/api/state")[0] == 200
         assert strange.gateway.admin("/api/decisions")[0] == 200
+        with strange.gateway.admin_client() as client:
+            client.send(post("/api/explain").replace(b"gw.example", b"localhost"))
+            explained = client.read_answer()
+        assert explained.json["error"]["code"] == "router_failed", explained
     total = 4 * len(strange_plugins.WRONG_CHOICES)
     eventually(lambda: len(strange.gateway.access) == total)
     assert f"llmgw_router_faults {total}\n" in strange.gateway.admin("/metrics")[1].decode()
-    assert "the router plugin chose b with a score of type str" in strange.gateway.log
+    assert "the router plugin chose b with a score of type str that is no number" in strange.gateway.log
     strange.end()
 
 
@@ -159,7 +164,8 @@ def test_a_limiter_that_refuses_in_nonsense_lets_requests_pass(tmp_path: Path, d
     strange = Strange(tmp_path, f'[rate_limiter]\nplugin = "strange"\ndoes = "{does}"\n')
     assert strange.statuses() == {200}
     assert "llmgw_limiter_passed 4\n" in strange.gateway.admin("/metrics")[1].decode()
-    assert "the rate limiter plugin refused" in strange.gateway.log
+    words = "refused" if does.startswith("refuse-") else "answered a decision of wrong types"
+    assert f"the rate limiter plugin {words}" in strange.gateway.log
     strange.end()
 
 

@@ -33,6 +33,14 @@ def raising(error: BaseException) -> Callable[[], None]:
     return act
 
 
+def odd(**attributes: Any) -> RequestRefused:
+    """A refusal that somebody has set these on."""
+    error = RequestRefused("no")
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
 def check(*acts: Callable[[], Any], lenient: bool = False) -> Filters:
     filters = Filters([Filter(f"f{i}", Does(act), lenient) for i, act in enumerate(acts)], lambda: 0.0)
     filters.check(submission(), Caller("k"))
@@ -77,6 +85,19 @@ def test_a_filter_that_fails_is_500_or_lets_pass(act: Any, expected_failures: An
         RequestRefused(None),  # type: ignore[arg-type]
         RequestRefused("later", retry_after_s=float("nan")),
         RequestRefused("later", retry_after_s="1"),  # type: ignore[arg-type]
+        odd(headers=[("x-evil", "a\r\nset-cookie: b=1")]),
+        odd(headers=[("x-é", "a")]),
+        odd(headers=[("x-a", "☃")]),
+        odd(headers=[("x-a",)]),
+        odd(headers={"x-a": "b"}),
+        odd(code=object()),
+        odd(code="a\nb"),
+        odd(code="x" * 65),
+        odd(type=5),
+        odd(param=object()),
+        odd(should_retry="yes"),
+        odd(message="a\ud800"),
+        odd(message="x" * 20_000),
     ],
 )
 def test_an_error_that_cannot_be_told_is_a_fault(error: GatewayError) -> None:
