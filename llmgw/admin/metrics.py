@@ -286,12 +286,15 @@ class Metrics:
                 self._exemplars.clear()
             family.write(out)
         _write_members(out, members)
+        rows_of = [row for table in self.tables for row in table()]
+        # A plugin may name its gauges as we name ours, and twice one name spoils the whole page.
+        taken = {family.name for family in self._families} | {name for name, _, _ in rows_of} | _OWN
         gauges = {**_ALWAYS, **self._gauges()}
         for name, (text, value) in gauges.items():
-            write_gauge(out, name, text, () if value is None else (("", value),))
-        for table in self.tables:
-            for name, text, rows in table():
-                write_gauge(out, name, text, [(labelled(labels), value) for labels, value in rows])
+            if name not in taken and not name.startswith("process_"):
+                write_gauge(out, name, text, () if value is None else (("", value),))
+        for name, text, rows in rows_of:
+            write_gauge(out, name, text, [(labelled(labels), value) for labels, value in rows])
         write_gauge(out, "llmgw_info", "Always 1.", ((labelled((("version", __version__),)), 1),))
         return "".join(out).encode() + generate_latest(self._process)
 
@@ -349,6 +352,9 @@ _GAUGES = (
     ("llmgw_backend_warmth", "0 to 1; below 1 in slow start.", "warmth"),
     ("llmgw_backend_score", "The router's last score of the backend.", "score"),
 )
+
+
+_OWN = frozenset(name for name, _, _ in _GAUGES) | {"llmgw_breaker_state", "llmgw_info"}
 
 
 def _write_members(out: list[str], members: list[Mapping[str, Any]]) -> None:

@@ -98,6 +98,26 @@ def test_every_sample_has_the_labels_of_the_contract() -> None:
             assert set(each.labels) - {"le"} == set(labels), name
 
 
+def test_a_gauge_of_a_plugin_takes_no_name_of_ours() -> None:
+    names = (
+        "llmgw_requests_total",
+        "llmgw_in_flight",
+        "llmgw_info",
+        "llmgw_refused",
+        "process_open_fds",
+        "mine",
+    )
+    metrics = Metrics(
+        lambda: [{"id": "b0", "in_flight": 1, "breaker": "closed"}],
+        lambda: dict.fromkeys(names, ("Mine.", 7)),
+    )
+    metrics.tables.append(lambda: [("llmgw_refused", "Ours.", [((("reason", "x"),), 1.0)])])
+    text = metrics.render().decode()
+    assert [name for name in names if f"\n{name} 7" in text] == ["mine"]
+    heads = [line for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len({line.split()[2] for line in heads})
+
+
 def test_a_request_is_counted_once_and_timed() -> None:
     metrics = empty()
     request(metrics)
