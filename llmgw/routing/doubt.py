@@ -8,6 +8,10 @@ requests many or few. Where the others are hard pressed, time alone must do. Aft
 a trial that went well another one follows at once, and a few of them in a row bring
 the backend back. A first token is enough: whoever fails fast does not come so far.
 
+Where requests fail now and then at all of them, a failure says less of the one that it
+happened at: then it takes more of them (:func:`fails_anyhow`). A fleet in which three
+requests in a hundred failed would else lose a good backend every few seconds.
+
 One that is gone is another matter: nobody listened, or all that was under way there was
 cut at once, as when a server restarts. Such a one is not half ill but away for a time. It
 is tried every two seconds, or less often when it has been away for long, and a single good
@@ -19,6 +23,7 @@ is for what fails too seldom for them, and for routers driven without breakers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import exp, inf
 
 FADE_S = 90.0
@@ -35,6 +40,13 @@ OUT = 1.5
 
 PROVEN, OUT_NEW = 5, 0.9
 """One that has not answered so often yet is out after a single failure."""
+
+OUT_MORE, OUT_MOST = 160.0, 3.0
+"""So much more doubt it takes for the share of requests that fails anyhow, and at most."""
+
+RECORD_KEPT, RECORD_LEAST = 0.995, 100.0
+"""What remains of a backend's record at each new answer or failure, so that some two hundred
+count; and so many of the fleet must be known for the share of failures to be taken as it is."""
 
 ROW, BACK = 3, 0.35
 """So many good answers in a row bring it back, with no more doubt than this."""
@@ -68,6 +80,9 @@ TRIAL_LATE_S = 120.0
 class Doubt:
     """About one backend.
 
+    :ivar bad: of the requests that ended while it was in use, those that failed, fading; who is
+        gone has not failed.
+    :ivar seen: the same of all of them.
     :ivar count: failures lately, as of ``at_s``; 0 if there is no doubt.
     :ivar out: it is left to trials.
     :ivar trial_s: no trial before.
@@ -77,6 +92,7 @@ class Doubt:
     __slots__ = (
         "_answers",
         "_back_s",
+        "_before",
         "_cut_s",
         "_due_s",
         "_due_sent",
@@ -85,13 +101,17 @@ class Doubt:
         "_row",
         "_struck_s",
         "at_s",
+        "bad",
         "count",
         "out",
         "pause_s",
+        "seen",
         "trial_s",
     )
 
     def __init__(self) -> None:
+        self.bad = self.seen = 0.0
+        self._before = (0.0, 0.0)
         self.count = 0.0
         self.at_s = 0.0
         self.out = False
@@ -116,6 +136,16 @@ class Doubt:
         """
         return now_s >= self.trial_s and (sent >= self._due_sent or now_s >= self._due_s)
 
+    def record(self) -> tuple[float, float]:
+        """What failed of how many, before the present doubt began."""
+        return self._before if self.count else (self.bad, self.seen)
+
+    def _note(self, bad: float) -> None:
+        """A request ended; trials say nothing of who is in use."""
+        if not self.out:
+            self.seen = RECORD_KEPT * self.seen + 1.0
+            self.bad = RECORD_KEPT * self.bad + bad
+
     def failed(
         self,
         started_s: float,
@@ -125,6 +155,7 @@ class Doubt:
         refused: bool = False,
         cut: bool = False,
         left: int = 1,
+        anyhow: float = 0.0,
     ) -> bool:
         """A request failed through the backend's fault.
 
@@ -135,14 +166,23 @@ class Doubt:
         :param refused: nobody listened.
         :param cut: its connection or stream was cut.
         :param left: so many of ours are there still.
+        :param anyhow: the share that fails whoever is asked, of :func:`fails_anyhow`.
         :return: whether all that was there is lost.
         """
+        if not self.count:
+            self._before = (self.bad, self.seen)
         self.count = count = min(self.now(now_s) + 1.0, MOST)
         self.at_s = now_s
-        self.out = self.out or count >= (OUT if self._answers >= PROVEN else OUT_NEW)
         if cut:
             self._cut_s = now_s
         lost = not left and not self._gone and self._is_lost(now_s)
+        least = OUT if self._answers >= PROVEN else OUT_NEW
+        more = 0.0
+        if not (lost or refused):
+            self._note(1.0)
+            more = min(OUT_MORE * anyhow, OUT_MOST)
+        if not self.out or (count >= least and not self._gone):  # it may be known only now what fails anyhow
+            self.out = count >= least + more
         if lost or (refused and not self._gone):
             self._gone = True
             self._gone_s, self.pause_s = now_s, 0.0
@@ -169,6 +209,7 @@ class Doubt:
         """A first token came, or a whole answer without one; to a request older than the last
         failure it says nothing of now."""
         self._answers += 1
+        self._note(0.0)
         if started_s < self._struck_s or not self.count:
             return
         self._row += 1
@@ -198,3 +239,21 @@ class Doubt:
         self.pause_s = 0.0
         self.trial_s = self._due_s = -inf
         self.out = self._gone = False
+
+
+def fails_anyhow(doubt: Doubt, others: Iterable[Doubt]) -> float:
+    """Share of requests that fails whoever is asked: of its own before this doubt, and of the
+    others' without the one that failed most, who may be ill, too."""
+    bad, seen = doubt.record()
+    worst = doubt
+    most = 0.0
+    for each in others:
+        if each is not doubt:
+            bad += each.bad
+            seen += each.seen
+            if each.bad > most:
+                worst, most = each, each.bad
+    if worst is not doubt:
+        bad -= worst.bad
+        seen -= worst.seen
+    return bad / (seen + RECORD_LEAST)

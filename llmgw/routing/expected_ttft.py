@@ -30,6 +30,7 @@ from typing import Any
 from llmgw.core.prefix import PrefixIndex, landmarks
 from llmgw.routing.affinity import CROWD, Plateaus, credit, favour_home, known
 from llmgw.routing.bounded_wait import BoundedWait
+from llmgw.routing.doubt import fails_anyhow
 from llmgw.routing.options import Number, read_numbers
 from llmgw.routing.pace import Flight, Pace, Prices
 from llmgw.routing.slot_shadow import SlotShadow
@@ -312,13 +313,15 @@ class ExpectedTtft:
                 shadow.free(flight.slot, event.request_id, now_s)
         if not event.ok:
             if reason not in NO_BLAME and not reason.startswith("status_4"):
-                lost = lane.doubt.failed(
+                doubt = lane.doubt
+                lost = doubt.failed(
                     flight.started_s,
                     now_s,
                     self._pace.sent,
                     refused=reason in ("connect", "refused"),
                     cut=reason in ("reset", "cut") or (flight.ttft_s is not None and reason != "timeout"),
                     left=lane.own,
+                    anyhow=fails_anyhow(doubt, (each.doubt for each in self._lanes.values())),
                 )
                 if lost:
                     self._forget(lane.id)

@@ -33,6 +33,7 @@ from llmgw.routing.doubt import (
     TRIAL_LATE_S,
     TRIAL_SENT,
     Doubt,
+    fails_anyhow,
 )
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
@@ -971,6 +972,70 @@ def test_two_failures_close_together_are_too_many_and_one_is_for_who_never_answe
     doubt = Doubt()
     doubt.failed(10.0, 10.0, 0)
     assert doubt.out
+
+
+def used(answers: int, failures: int) -> Doubt:
+    """One that has been in use for long, and failed so often, each time long ago by the next."""
+    doubt = Doubt()
+    for number in range(failures):
+        for _ in range(answers // max(failures, 1)):
+            doubt.answered(1000.0 * number, 1000.0 * number)
+        doubt.failed(1000.0 * number, 1000.0 * number, 0)
+    for _ in range(answers - failures * (answers // max(failures, 1))):
+        doubt.answered(1e6, 1e6)
+    return doubt
+
+
+def test_what_fails_anyhow_is_seen_at_the_others_but_for_the_worst_one_who_may_be_ill_too() -> None:
+    well, ill = proven(), used(100, 40)
+    assert fails_anyhow(well, [well, ill]) == 0.0
+    assert fails_anyhow(Doubt(), []) == 0.0
+    fleet = [used(100, 4) for _ in range(5)]
+    assert 0.01 < fails_anyhow(well, [well, ill, *fleet]) < 0.04
+    assert fails_anyhow(well, fleet[:2]) < fails_anyhow(well, fleet)
+
+
+def test_its_own_failures_of_before_count_but_not_those_of_the_present_doubt() -> None:
+    doubt = used(100, 4)
+    before = fails_anyhow(doubt, [])
+    assert before > 0.0
+    doubt.failed(2e6, 2e6, 0)
+    doubt.failed(2e6, 2e6, 0)
+    assert fails_anyhow(doubt, []) == pytest.approx(before, rel=0.5)
+    fresh = proven()
+    fresh.failed(2e6, 2e6, 0)
+    fresh.failed(2e6, 2e6, 0)
+    assert fails_anyhow(fresh, []) == 0.0
+
+
+def test_where_requests_fail_anyhow_it_takes_more_failures_but_not_any_number() -> None:
+    doubt, new, refused = proven(), Doubt(), proven()
+    for failures in range(1, 6):
+        doubt.failed(10.0, 10.0, 0, anyhow=0.5)
+        assert doubt.out is (failures == 5)
+    new.failed(10.0, 10.0, 0, anyhow=0.5)
+    assert not new.out
+    for _ in range(2):  # nobody there is no matter of chance
+        refused.failed(10.0, 10.0, 0, refused=True, anyhow=0.5)
+    assert refused.out
+    assert refused.bad == 0.0
+
+
+def test_one_that_is_out_comes_back_when_it_turns_out_that_all_fail_alike() -> None:
+    doubt = Doubt()
+    doubt.failed(10.0, 10.0, 0)
+    assert doubt.out
+    doubt.failed(20.0, 20.0, 0, anyhow=0.05)
+    assert not doubt.out
+
+
+def test_trials_say_nothing_of_those_in_use() -> None:
+    doubt = Doubt()
+    doubt.failed(0.0, 0.0, 0)
+    was = doubt.bad, doubt.seen
+    doubt.failed(10.0, 10.0, 0)
+    doubt.answered(20.0, 20.0)
+    assert (doubt.bad, doubt.seen) == was
 
 
 def test_a_trial_is_due_after_some_time_and_requests_or_after_long() -> None:

@@ -73,6 +73,16 @@ def test_a_small_fleet_soon_knows_who_fails(load: float, most: float) -> None:
         assert sum(shares) / len(shares) <= most
 
 
+@pytest.mark.parametrize("share", [0.02, 0.05])
+def test_requests_that_fail_now_and_then_at_all_nodes_cost_little(share: float) -> None:
+    """None of them is ill, and without one or two the others could not do the work."""
+    faults = [f"fail-fast node={node.id} at=0 for=3600 share={share}" for node in mixed_fleet()]
+    costs = [
+        mean_s(run(*faults, load=0.7, seed=each)) / mean_s(run(load=0.7, seed=each)) for each in (5, 6, 7)
+    ]
+    assert sum(costs) / len(costs) <= 1.5
+
+
 @pytest.mark.parametrize("node", ["a100", "4090"])
 def test_who_failed_is_back_soon_where_the_others_are_hard_pressed(node: str) -> None:
     fleet = article_fleet()
