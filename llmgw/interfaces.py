@@ -241,7 +241,8 @@ class IRateLimiter(Interface):
     - ``use_store(store)``: called once before the reactor runs, with the shared store
       (:mod:`llmgw.store`).
     - ``stop()``: called after the last request; may return a Deferred.
-    - ``gauges()``: figures for ``/metrics``, a mapping of name to help text and value.
+    - ``gauges()``: figures for ``/metrics``, a mapping of name to help text and value. Names that
+      the gateway uses itself are left out.
     - ``top_up(reservation, tokens)``: charge a stream that has exceeded its reservation so many
       tokens more, at once and even if they are not there; ``settle`` corrects the sum.
     """
