@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from llmgw.core.overload import CALM_S, Level
-from llmgw.core.retry import backoff_s, retry_after, spread
+from llmgw.core.retry import backoff_s, retry_after
 from llmgw.errors import (
     PLUGIN_FAULTS,
     GatewayError,
@@ -31,13 +31,12 @@ from llmgw.errors import (
     Overloaded,
     RateLimited,
 )
-from llmgw.finite import is_finite_number
-from llmgw.foreign import at_most, set_aside
 from llmgw.gateway import local
 from llmgw.gateway.account import Account
 from llmgw.gateway.answering import Answering
 from llmgw.gateway.attempt import Attempt
 from llmgw.gateway.backend_http import passed_headers
+from llmgw.gateway.charging import charge_limits
 from llmgw.gateway.client_options import timeout_s
 from llmgw.gateway.failed import Failed
 from llmgw.gateway.reading import read_request
@@ -45,18 +44,13 @@ from llmgw.gateway.request_ids import request_id
 from llmgw.gateway.routes import find
 from llmgw.gateway.rules import apply_rules
 from llmgw.gateway.suited import unsuited
-from llmgw.values import Caller, Choice, Cost, Decision, LimitState, Request
+from llmgw.values import Caller, Choice, Request
 
 if TYPE_CHECKING:
     from llmgw.core.lease import Lease
     from llmgw.gateway.gateway import Gateway
     from llmgw.gateway.outgoing import Outgoing
     from llmgw.wire.incoming import Incoming
-
-OUTPUT_GUESS = 512
-"""Output tokens reserved for a request that sets no limit of its own."""
-LIMITER_WAIT_S = 0.1
-"""A limiter that takes longer is not waited for: the request passes."""
 
 
 class Exchange:
@@ -152,7 +146,7 @@ class Exchange:
             request = await gateway.first_word.tried_again(
                 lambda: apply_rules(gateway, outgoing, caller, self.account)
             )
-        await self._admit(caller, request)
+        await charge_limits(gateway, answering, self.account, caller, request)
         return await self._forward(outgoing, request)
 
     def _shed(self, caller: Caller) -> None:
@@ -194,51 +188,6 @@ class Exchange:
         if self._retrying:
             self._retrying = False
             self.gateway.budget.done()
-
-    async def _admit(self, caller: Caller, request: Request) -> None:
-        """Charge the rate limits.
-
-        :raise RateLimited: one of them is reached.
-        """
-        gateway = self.gateway
-        policies = gateway.policies + caller.policies
-        if not policies:
-            return
-        output = OUTPUT_GUESS if request.max_tokens is None else request.max_tokens
-        try:
-            decision = gateway.limiter.admit(caller.id, policies, Cost(1, request.prompt_tokens + output))
-        except PLUGIN_FAULTS:
-            gateway.limiter_failed()
-            return
-        if type(decision) is not Decision and isinstance(decision, Deferred):
-            try:
-                decision = await at_most(LIMITER_WAIT_S, decision, gateway.reactor)
-            except TimeoutError:
-                gateway.limiter_failed(f"gave no answer within {LIMITER_WAIT_S} s")
-                return
-            except (CancelledError, GeneratorExit):
-                raise
-            except PLUGIN_FAULTS:
-                gateway.limiter_failed()
-                return
-        if not isinstance(decision, Decision):
-            gateway.limiter_failed(f"answered {set_aside(decision)}, which is no decision")
-            return
-        if not _is_sound(decision):
-            gateway.limiter_failed("answered a decision of wrong types")
-            return
-        if not decision.allowed and not _is_complete(decision):
-            gateway.limiter_failed("refused without a policy, a unit and a time that can be told")
-            return
-        self.answering.decision = decision
-        if not decision.allowed:
-            raise RateLimited(
-                f"rate limit {decision.policy!r} reached: {decision.unit}",
-                retry_after_s=spread(decision.retry_after_s, gateway.dice),
-            )
-        self.account.charged = decision.reservation
-        if decision.tokens is not None:
-            gateway.top_ups.watch(self.account, request.prompt_tokens + output)
 
     async def _forward(self, outgoing: Outgoing, request: Request) -> Attempt | None:
         """Find a backend and ask it; if that fails, try others. :return: as :meth:`_serve`."""
@@ -409,26 +358,3 @@ class Exchange:
 
     def _soon(self, seconds: float) -> float:
         return retry_after(seconds, self.gateway.dice)
-
-
-def _is_complete(decision: Decision) -> bool:
-    """Whether a refusal by a limiter, which may be a plugin, has all that the client is told."""
-    return (
-        type(decision.policy) is str
-        and type(decision.unit) is str
-        and is_finite_number(decision.retry_after_s)
-    )
-
-
-def _is_sound(decision: Decision) -> bool:
-    """It says yes or no, and what it tells of limits are figures."""
-    return type(decision.allowed) is bool and all(
-        state is None
-        or (
-            type(state) is LimitState
-            and is_finite_number(state.limit)
-            and is_finite_number(state.remaining)
-            and is_finite_number(state.reset_s)
-        )
-        for state in (decision.requests, decision.tokens)
-    )
