@@ -99,24 +99,32 @@ def duplicate_steps(body: bytes, uncounted: BodyLimits | None = None) -> Generat
         if len(value) <= _PIECE_BYTES:
             check_duplicates(value)
         else:
-            inside: Iterable[msgspec.Raw]
-            if value.startswith(b"["):
-                if limits is not None:
-                    try:
-                        yield from shape_steps(value, limits)
-                    except InvalidRequest:
-                        if (yield from shape_steps(value, limits, exempt=True)).separators:
-                            raise
-                        continue  # its braces are inside strings: objects have colons
-                    limits = None  # nested lists have been counted, too
-                inside = _elements(value)
-            else:
-                inside = read_members(value, sys.maxsize).values()
+            inside, limits = yield from _inside(value, limits)
             yield  # what follows copies as many bytes again
             todo += [(text, limits) for text in _with_objects(inside)]
         if looked >= _PIECE_BYTES:
             looked = 0
             yield
+
+
+def _inside(
+    value: bytes, limits: BodyLimits | None
+) -> Generator[None, None, tuple[Iterable[msgspec.Raw], BodyLimits | None]]:
+    """The values in an object or array, in steps.
+
+    :param limits: as ``uncounted`` of :func:`duplicate_steps`.
+    :return: also the limits for the values: ``None`` once their commas have been counted.
+    """
+    if not value.startswith(b"["):
+        return read_members(value, sys.maxsize).values(), limits
+    if limits is not None:
+        try:
+            yield from shape_steps(value, limits)
+        except InvalidRequest:
+            if (yield from shape_steps(value, limits, exempt=True)).separators:
+                raise
+            return (), limits  # its braces are inside strings: objects have colons
+    return _elements(value), None
 
 
 def _with_objects(values: Iterable[msgspec.Raw]) -> Sequence[bytes]:

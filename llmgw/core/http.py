@@ -101,10 +101,9 @@ class RequestHead(Struct, frozen=True):
     :param keep_alive: the client allows another request on this connection.
     :param expect_continue: the client waits for ``100 Continue`` before its content.
     :param cache: for values that others derive from this head, each under a key of its own.
-        Shared by all messages whose heads differ only in the digits of ``Content-Length``;
-        empty for a head that is not kept. What is put here must depend only on the head
-        without its length; anything that also depends on something that changes must be
-        stored with a way to recognise that it is stale.
+        Shared by all messages whose heads differ only in the digits of ``Content-Length``, so
+        values must not depend on these; one that depends on anything changeable must be stored
+        with a way to recognise that it is stale.
     """
 
     method: str
