@@ -1,8 +1,7 @@
 """The strict HTTP/1.1 profile: what a message head must look like, and what it says.
 
-The most important rule: a message with ambiguous framing is refused, and nothing after it is
-parsed (RFC 9112 section 11.2). Both readers (:mod:`.request_reader`, :mod:`.response_reader`)
-use the rules here; they only add that bytes arrive in pieces.
+A message with ambiguous framing is refused, and nothing after it is parsed (RFC 9112 section
+11.2). The rules here serve both readers, :mod:`.request_reader` and :mod:`.response_reader`.
 
 Where this profile is stricter than the RFCs:
 
@@ -10,8 +9,7 @@ Where this profile is stricter than the RFCs:
 2. ``Content-Length`` may not be repeated, not even with the same value.
 3. ``chunked`` is the only transfer coding, and HTTP/1.0 has none.
 4. A GET or HEAD with content is refused.
-5. Request fields with ``_`` in their name are dropped: CGI-like stacks read
-   ``content_length`` as ``content-length``.
+5. Request fields with ``_`` in their name are dropped: CGI-like stacks take it for ``-``.
 """
 
 from __future__ import annotations
@@ -86,8 +84,7 @@ DEFAULT_LIMITS = HeadLimits()
 class RequestHead(Struct, frozen=True):
     """A request's head that meets every rule.
 
-    Messages may share a head, its ``headers`` or its ``cache``
-    (:class:`~llmgw.core.lines.HeadMemo`): only ``cache`` may be written to.
+    Messages may share all of it (:class:`~llmgw.core.lines.HeadMemo`): only write to ``cache``.
 
     :param method: GET, HEAD, POST, OPTIONS or DELETE.
     :param path: as sent, percent-encoding kept; begins with ``/``.
@@ -101,9 +98,8 @@ class RequestHead(Struct, frozen=True):
     :param keep_alive: the client allows another request on this connection.
     :param expect_continue: the client waits for ``100 Continue`` before its content.
     :param cache: for values that others derive from this head, each under a key of its own.
-        Shared by all messages whose heads differ only in the digits of ``Content-Length``, so
-        values must not depend on these; one that depends on anything changeable must be stored
-        with a way to recognise that it is stale.
+        Shared by all messages whose heads differ only in the digits of ``Content-Length``, on
+        which values must not depend; what depends on anything else must be recognisably stale.
     """
 
     method: str

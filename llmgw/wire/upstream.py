@@ -55,8 +55,7 @@ class UpstreamConnection(TwistedProtocol):
     :ivar heard_s: when some of the body last arrived; silence is counted from here.
     :ivar made_s: monotonic time at which it was made.
     :ivar used: number of requests sent over it.
-    :ivar advertised_s: for how long the backend says it keeps idle connections
-        (``Keep-Alive: timeout=…``, RFC 2068 section 19.7.1.1).
+    :ivar advertised_s: seconds for which the backend keeps idle connections (``Keep-Alive: timeout``).
     :ivar ready: fires when the TLS handshake is done; ``None`` without TLS, and afterwards.
     """
 
