@@ -1,1 +1,1 @@
-An access log of one JSON object a line, without prompts, answers or keys (`[log] access`). SIGHUP opens the file anew after it was moved away.
+An access log with one JSON object per line, without prompts, answers or keys (`[log] access`). SIGHUP reopens the file after rotation.

@@ -1,1 +1,1 @@
-Wrong tokens at the admin listener are counted: ten a minute from one network, then 429 with `Retry-After` and a line in the log. The right token is never held up.
+Wrong tokens at the admin listener are counted: after ten a minute from one network it answers 429 with `Retry-After` and logs a line. The right token is never delayed.

@@ -1,1 +1,1 @@
-An admin listener (`admin`) with probes, Prometheus metrics, the state as JSON and as events, an explanation of choices, and levers to drain backends or the gateway and to reload. `admin_token_file` guards it.
+An admin listener (`admin`) with probes, Prometheus metrics, the state as JSON and as events, explanations of routing choices, and commands to drain backends or the gateway and to reload. `admin_token_file` protects it.

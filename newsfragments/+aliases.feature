@@ -1,1 +1,1 @@
-Names of your own for models, with a ceiling on output tokens (`[[models]]`).
+Model aliases, with a ceiling on output tokens (`[[models]]`).

@@ -1,1 +1,1 @@
-Requests in the OpenAI, Anthropic and llama-server forms are served, on TLS or plain, with errors in the form of the API that was called. Paths that are not listed are 404, so nothing else of a backend can be reached.
+Requests in the OpenAI, Anthropic and llama-server APIs are served, with or without TLS, with errors in the form of the API that was called. Paths that are not listed are 404, so nothing else of a backend can be reached.

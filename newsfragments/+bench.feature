@@ -1,1 +1,1 @@
-`llmgw bench URL` measures time to first token and end-to-end time of a server or gateway; `llmgw bench --compare-routers` does so for several routers, each in a gateway of its own before the same servers.
+`llmgw bench URL` measures time to first token and end-to-end time of a server or gateway; `llmgw bench --compare-routers` does so for several routers, each in a gateway of its own in front of the same servers.

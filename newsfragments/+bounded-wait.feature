@@ -1,1 +1,1 @@
-`[admission] max_wait_s`: a request may wait for a slot, for so long and in so great a number, in place of 503 at once. `slot_choice` lets a router choose llama-server's slot.
+`[admission] max_wait_s`: a request may wait for a slot instead of getting 503 at once, for a limited time and in a limited number. `slot_choice` lets a router choose llama-server's slot.

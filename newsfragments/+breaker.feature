@@ -1,1 +1,1 @@
-A backend that fails is left alone, tried again with single requests, and warmed up (`[breaker]`). While no byte has gone to the client, another backend is tried, within a budget (`[retry]`).
+A circuit breaker ejects a failing backend, tries it again with single requests, and ramps it up (`[breaker]`). As long as no byte has gone to the client, failed requests are retried on another backend, within a budget (`[retry]`).

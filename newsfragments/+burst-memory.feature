@@ -1,1 +1,1 @@
-What a burst of requests has freed goes back to the system within seconds of its end.
+Memory freed after a burst of requests is returned to the system within seconds.

@@ -1,1 +1,1 @@
-The default router decides in three quarters of the time and hashes no prompts where there is nothing to choose. A router with a method `adapt` is told whether slots are asked for and whether requests may wait.
+The default router decides in three quarters of the time and hashes no prompts when there is only one choice. A router with a method `adapt` is told whether slots are requested and whether requests may wait.

@@ -1,2 +1,1 @@
-`llmgw check` asks every `[[discovery]]` too: what it names, whether it can be reached, which entries would not be served; and the backends that it names as
-those of the file.
+`llmgw check` also contacts every `[[discovery]]`: it reports the backends found, whether the source is reachable, and which entries would be refused, and checks the backends found like those of the file.

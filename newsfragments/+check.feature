@@ -1,1 +1,1 @@
-`llmgw check` asks the backends and says what is wrong and how to mend it: not reachable, cap above the slots, a model that nobody serves, keys and certificates that run out. `--offline`, `--strict`, `--json`.
+`llmgw check` contacts the backends and says what is wrong and how to fix it: unreachable, cap above the slots, a model that no backend serves, keys and certificates about to expire. `--offline`, `--strict`, `--json`.

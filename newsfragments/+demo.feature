@@ -1,1 +1,1 @@
-`make run` (`llmgw demo`) starts three real llama.cpp servers of unlike speed with a gateway before them, without a model to download.
+`make run` (`llmgw demo`) starts three real llama.cpp servers of different speeds with a gateway in front, without a model to download.

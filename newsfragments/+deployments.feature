@@ -1,1 +1,1 @@
-Files for systemd, containers and Kubernetes, and examples for one box, three boxes, and two gateways with Redis and etcd, in `etc/`.
+Files for systemd, containers and Kubernetes, and examples for one machine, three machines, and two gateways with Redis and etcd, in `etc/`.

@@ -1,1 +1,1 @@
-Gateways that share an etcd tell each other which models they let run out, as those with a store do; `llmgw check` says when gateways behind a balancer share neither.
+Gateways that share an etcd tell each other which models they are about to evict, as those with a store do; `llmgw check` says so when gateways behind a load balancer share neither.

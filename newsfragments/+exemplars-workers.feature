@@ -1,1 +1,1 @@
-Exemplars (`[metrics] exemplars`) are told by gateways with workers, too: of each bucket the last request of any worker.
+Exemplars (`[metrics] exemplars`) work with workers too: each bucket has the last request of any worker.

@@ -1,1 +1,1 @@
-Routers `expected-ttft`, `peak-ewma` and `prefix-hash`. The first predicts the time to first token of each backend from what it has learnt of it, and sends a conversation to where its beginning is cached.
+Routers `expected-ttft`, `peak-ewma` and `prefix-hash`. The first predicts the time to first token of each backend from what it has learned about it, and sends a conversation to a backend that has its beginning cached.

@@ -1,1 +1,1 @@
-An event of a stream that adds a piece of text and says nothing else costs the gateway's own Python a third less.
+A stream event that only adds a piece of text takes a third less of the gateway's own Python time.

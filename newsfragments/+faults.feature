@@ -1,1 +1,1 @@
-`llmgw.testing.FaultProxy` (`python -m llmgw.testing`) stands before a server and refuses, stalls, cuts, resets, garbles or slows its connections at any byte.
+`llmgw.testing.FaultProxy` (`python -m llmgw.testing`) sits in front of a server and refuses, stalls, cuts, resets, corrupts or slows its connections at any byte.
