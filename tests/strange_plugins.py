@@ -65,6 +65,7 @@ WRONG_CHOICES: Mapping[str, Any] = {
     "score-huge": {"score": 10**400},
     "why-long": {"why": "x" * 5_000_000},
     "why-surrogate": {"why": "a\ud800"},
+    "why-lines": {"why": "a\r\nset-cookie: b"},
     "slot-huge": {"slot": 10**400},
     "why-object": {"why": object()},
     "slot-text": {"slot": "1"},

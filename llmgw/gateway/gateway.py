@@ -375,8 +375,8 @@ def fault_of(choice: Choice) -> str | None:
         return f"a score of type {type(score).__name__} that is no number"
     if not isinstance(why, str):
         return f"a why of type {type(why).__name__}"
-    if len(why) > WHY_CHARACTERS or not (why.isprintable() or why.encode("utf-8", "ignore").decode() == why):
-        return f"a why that is no text of at most {WHY_CHARACTERS} characters"
+    if len(why) > WHY_CHARACTERS or not why.isprintable():
+        return f"a why that is no line of {WHY_CHARACTERS} characters"
     if slot is not None and (not isinstance(slot, int) or not 0 <= slot < MOST_SLOTS):
         return "a slot that cannot be"
     return None
