@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 OUTPUT_GUESS = 512
 """Output tokens reserved for a request that sets no limit of its own."""
+MAX_LIMIT = 1 << 63
+"""Larger integers are looked at twice: the largest are beyond every float, and ``str`` refuses them."""
 LIMITER_WAIT_S = 0.1
 """A limiter that takes longer is not waited for: the request passes."""
 
@@ -87,13 +90,19 @@ def _is_complete(decision: Decision) -> bool:
 
 def _is_sound(decision: Decision) -> bool:
     """Whether the decision is a yes or no, and the states of its limits are numbers."""
-    return type(decision.allowed) is bool and all(
-        state is None
-        or (
-            type(state) is LimitState
-            and is_finite_number(state.limit)
-            and is_finite_number(state.remaining)
-            and is_finite_number(state.reset_s)
-        )
-        for state in (decision.requests, decision.tokens)
-    )
+    return type(decision.allowed) is bool and _is_state(decision.requests) and _is_state(decision.tokens)
+
+
+def _is_state(state: LimitState | None) -> bool:
+    if state is None:
+        return True
+    if type(state) is not LimitState:
+        return False
+    limit, remaining, reset_s = state.limit, state.remaining, state.reset_s
+    if (
+        type(limit) is type(remaining) is int
+        and 0 <= remaining <= limit < MAX_LIMIT
+        and type(reset_s) is float
+    ):
+        return isfinite(reset_s)  # as nearly always: one call, in place of three
+    return is_finite_number(limit) and is_finite_number(remaining) and is_finite_number(reset_s)

@@ -100,6 +100,8 @@ class Exchange:
                     self.account.outcome = "client_gone"
                 else:
                     answering.refuse(Overloaded("the gateway is stopping", retry_after_s=self._soon(1.0)))
+        except GeneratorExit:
+            raise  # nobody waits any more: the process ends
         except PLUGIN_FAULTS:
             # Also where an error could not be sent: a plugin may have put anything into it.
             self.gateway.log.failure("request {id} failed", id=self.request_id)
