@@ -1,1 +1,1 @@
-Request filters are a kind of plugin (`[[filters]]`): they see each request before it is charged and may refuse it. The built-in `deny-pattern` refuses words and RE2 patterns (extra `filters`).
+Request filters are a new kind of plugin (`[[filters]]`): they see each request before it is charged and may refuse it. The built-in `deny-pattern` refuses words and RE2 patterns (extra `filters`).

@@ -1,1 +1,1 @@
-`etc/haproxy/haproxy.cfg`: HAProxy before several gateways, as the tests run it; `docs/load-balancers.md` for it, NLB, DNS and nginx.
+`etc/haproxy/haproxy.cfg`: HAProxy in front of several gateways, as the tests run it; `docs/load-balancers.md` covers it, NLB, DNS and nginx.

@@ -1,1 +1,1 @@
-The log tells when the health of a backend changes, with the reason; a backend that refuses the key of the gateway stands out in the dashboard.
+The log reports when the health of a backend changes, with the reason; a backend that refuses the gateway's key stands out in the dashboard.

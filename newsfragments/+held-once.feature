@@ -1,1 +1,1 @@
-A request is held once while its answer is waited for, not three times: long prompts that wait take a third of the memory.
+A request is held in memory once while its answer is pending, not three times: long prompts that wait take a third of the memory.

@@ -1,1 +1,1 @@
-HTTP/1.1 is read strictly from clients and backends: a message whose end is not beyond doubt is refused and nothing behind it is read. A client may shorten the time it waits with `x-llmgw-timeout`.
+HTTP/1.1 from clients and backends is parsed strictly: a message whose end is ambiguous is refused and nothing after it is read. With `x-llmgw-timeout` a client can shorten the time it waits.

@@ -1,1 +1,1 @@
-A page for the day when something is wrong.
+A troubleshooting page: symptoms, where to look, what to do.

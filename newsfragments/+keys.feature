@@ -1,1 +1,1 @@
-API keys: `llmgw keys new`, `list`, `revoke`. The file holds hashes only; keys may have an expiry, models they are for, and limits of their own.
+API keys: `llmgw keys new`, `list`, `revoke`. The file holds only hashes; keys may have an expiry, a list of models, and limits of their own.

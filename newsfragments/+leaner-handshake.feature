@@ -1,1 +1,1 @@
-A new TLS connection costs a tenth less: AES-128 is taken first (ChaCha20 where a client puts it first), and a client that hangs up without a goodbye is not asked for more. pyOpenSSL 25.2 or later is needed.
+A new TLS connection costs a tenth less: AES-128 is preferred (ChaCha20 if a client puts it first), and the gateway no longer writes to a client that closes without a TLS shutdown. pyOpenSSL 25.2 or later is required.

@@ -1,1 +1,1 @@
-The access log notices by itself that its file was moved away or deleted, so rotation needs no signal. `twistd --logger=llmgw.log_lines.json_lines` writes the gateway's own log as JSON lines, `…journal` for systemd's journal.
+The access log detects that its file was moved away or deleted, so rotation needs no signal. `twistd --logger=llmgw.log_lines.json_lines` writes the gateway's own log as JSON lines, `…journal` for systemd's journal.

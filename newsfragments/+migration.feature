@@ -1,1 +1,1 @@
-Notes for those who come from nginx, HAProxy, llama-swap or LiteLLM.
+Notes on migrating from nginx, HAProxy, llama-swap or LiteLLM.

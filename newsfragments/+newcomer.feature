@@ -1,1 +1,1 @@
-`llmgw bench` takes several URLs, and `--ca-file` for a certificate of your own; `llmgw replay` reads an access log that stands among the daemon's own lines, as `twistd -n` writes it; commands that reach nobody say what to try.
+`llmgw bench` accepts several URLs, and `--ca-file` for a certificate of your own; `llmgw replay` reads an access log mixed with the daemon's own lines, as `twistd -n` writes it; commands that cannot reach anything say what to try.

@@ -1,2 +1,1 @@
-A plugin whose `choose`, `check`, `settle`, `start` and the like are written with `async def`, or as generators, is refused at start and by `llmgw check`, in
-words; before, they were called and nothing happened.
+A plugin whose `choose`, `check`, `settle`, `start` and the like are written with `async def`, or as generators, is refused at startup and by `llmgw check`, with an explanation; before, they were called and nothing happened.

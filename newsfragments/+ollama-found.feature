@@ -1,1 +1,1 @@
-A backend of `kind = "auto"` is recognised as an Ollama by the words of its first page, so that a llama-server is not taken for one nor it for a llama-server, and `/api/state` says so. Its models are still loaded by the gateway only where `kind = "ollama"` or `loader` says so.
+A backend of `kind = "auto"` is recognised as an Ollama by the text of its root page, so neither an Ollama nor a llama-server is mistaken for the other, and `/api/state` says so. The gateway still loads its models only if `kind = "ollama"` or `loader` says so.

@@ -1,2 +1,1 @@
-A PROXY header or TLS sent to a listener that takes none is answered with a code of its own (400 `unexpected_proxy_header`, `unexpected_tls`), which the access log
-and `llmgw_refused` show too.
+A PROXY header or TLS sent to a listener that accepts neither gets an error code of its own (400 `unexpected_proxy_header`, `unexpected_tls`), which the access log and `llmgw_refused` show too.
