@@ -1,1 +1,1 @@
-A gateway whose event loop runs late or whose memory ends stops doing things by steps (`[overload]`): it refuses callers whose key is `criticality = "sheddable"` first, then all but `"critical"` ones, then connections.
+A gateway whose event loop lags or whose memory runs out sheds load in steps (`[overload]`): it refuses callers whose key is `criticality = "sheddable"` first, then all but `"critical"` ones, then connections.

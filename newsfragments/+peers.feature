@@ -1,2 +1,1 @@
-Gateways and workers that share a store tell each other of their requests at work and of open breakers, and keep to the caps of backends
-together. Workers without a configured store get one of their own (extra `workers`).
+Gateways and workers that share a store tell each other their requests in flight and their open breakers, and enforce backends' caps together. Workers without a configured store get one of their own (extra `workers`).

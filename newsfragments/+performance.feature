@@ -1,1 +1,1 @@
-A page on performance: what a request and an event cost beside other gateways, where that goes, how it grows. `make regression` reports whether a change has made them dearer. Tested with Python 3.11 and 3.13.
+A page on performance: what a request and an event cost compared with other gateways, where the time goes, how it scales. `make regression` reports whether a change has made them more expensive. Tested with Python 3.11 and 3.13.

@@ -1,1 +1,1 @@
-`expected-ttft` learns how much of the reading ahead of it a prompt really waits for: servers that read several prompts at once were taken for slower than they are.
+`expected-ttft` learns how much of the prompts queued ahead really delays a prompt: servers that read several prompts at once seemed slower than they are.

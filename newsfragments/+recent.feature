@@ -1,2 +1,1 @@
-`/api/decisions` and `/api/history` tell the last requests and the last ten minutes; access lines have `waited_s`.
-With workers, decisions, history, counts, callers and limits are those of all workers together.
+`/api/decisions` and `/api/history` have the latest requests and the last ten minutes; access log lines have `waited_s`. With workers, decisions, history, counts, callers and limits cover all workers together.

@@ -1,1 +1,1 @@
-The rate limiter `redis` counts requests, tokens and concurrency for all gateways that share a store, mostly without asking it, and goes on by itself, openly or closed while it is away (`on_redis_loss`, per limit too).
+The rate limiter `redis` counts requests, tokens and concurrency for all gateways that share a store, mostly without asking it. While the store is away it goes on locally, admits everything or refuses (`on_redis_loss`, also per limit).

@@ -1,1 +1,1 @@
-`llmgw replay` without `--fleet-from` says when the log was written by another fleet than the one that it simulates, so that nobody compares the two.
+`llmgw replay` without `--fleet-from` says so if the log was written by another fleet than the one it simulates, so that nobody compares the two.

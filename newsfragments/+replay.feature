@@ -1,1 +1,1 @@
-`llmgw replay` shows what really happened to the requests of the log beside what routers would have made of them.
+`llmgw replay` shows what really happened to the requests of the log beside what other routers would have done.

@@ -1,1 +1,1 @@
-`/v2/rerank`, where Cohere's `ClientV2` asks, is `/v1/rerank` for every backend.
+`/v2/rerank`, which Cohere's `ClientV2` uses, is sent as `/v1/rerank` to every backend.

@@ -1,1 +1,1 @@
-Six routers choose backends: `adaptive` (weight over load and measured time to first token), `weighted-least-connections`, `least-connections`, `power-of-two`, `weighted-round-robin`, `round-robin`. `[router] plugin` names one, also one of your own.
+Six routers choose backends: `adaptive` (weight over load and measured time to first token), `weighted-least-connections`, `least-connections`, `power-of-two`, `weighted-round-robin`, `round-robin`. `[router] plugin` selects one, or one of your own.

@@ -1,1 +1,1 @@
-`llmgw simulate` tries routers side by side on a simulated fleet (workloads, public traces, faults, several gateways), and `llmgw replay` does so with the requests of an access log. `--fleet-from URL` takes the fleet from a running gateway; `--plot` needs the extra `plot`.
+`llmgw simulate` compares routers on a simulated fleet (workloads, public traces, faults, several gateways), and `llmgw replay` does so with the requests of an access log. `--fleet-from URL` takes the fleet from a running gateway; `--plot` needs the extra `plot`.

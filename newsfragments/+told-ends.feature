@@ -1,1 +1,1 @@
-The log tells what a drain waits for, and what is cut at its end.
+The log says what a drain waits for, and what is cut at its end.

@@ -1,1 +1,1 @@
-`llmgw top` shows the fleet of a running gateway live in a terminal, `llmgw explain` who would take a request now and why; both with `--json`.
+`llmgw top` shows the fleet of a running gateway live in a terminal, `llmgw explain` which backend would take a request now and why; both with `--json`.

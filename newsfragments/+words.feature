@@ -1,1 +1,1 @@
-The dashboard's explanation says whether the least or the most score wins; a backend where nobody listens is told as that. The fault proxy's command is `python -m llmgw.testing`.
+The dashboard's explanation says whether the lowest or the highest score wins; a backend that refuses connections is reported as such. The fault proxy's command is `python -m llmgw.testing`.
