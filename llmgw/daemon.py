@@ -35,6 +35,8 @@ NEEDS_RESTART = (
 )
 """Keys that a reload reads, but cannot change."""
 SIGINT_FINISH_S = 5.0
+HURRIED_ABORT_S = 1.0
+"""What is left of ``drain.abort_s`` after SIGINT or a second signal."""
 POLL_S = 0.05
 
 

@@ -38,7 +38,7 @@ from llmgw.backends import Backends, verify_backends
 from llmgw.core.breaker import BreakerRules
 from llmgw.core.fleet import Fleet
 from llmgw.core.retry import RetryBudget
-from llmgw.daemon import NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, stop_all
+from llmgw.daemon import HURRIED_ABORT_S, NEEDS_RESTART, SIGINT_FINISH_S, Daemon, StartError, stop_all
 from llmgw.discoveries import Discoveries
 from llmgw.errors import PLUGIN_FAULTS
 from llmgw.foreign import at_most
@@ -255,8 +255,10 @@ class GatewayService(Daemon):
         if self.site.busy:
             self._tell_of_a_cut(finish_s)
         self.gateway.cancel_all()
+        # So long clients that lag behind may read how it ended.
+        abort_s = min(drain.abort_s, HURRIED_ABORT_S) if self._hurried or self._interrupted else drain.abort_s
         self._hurried = False
-        await self.until(lambda: not self.site.connections, min(drain.abort_s, 1.0))
+        await self.until(lambda: not self.site.connections, abort_s)
         self.site.cut_all()
         await self.discoveries.stop()
         await self.loads.stop()

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,40 @@ def test_a_drain_is_told_with_what_it_waits_for_and_what_it_cuts(tmp_path: Path)
     assert began == f"ending: 3 requests at work; {left}"
     assert cut == "ending: 2 requests cut, as drain.finish_s (1.5 s) is over"
     stop.set()
+    backend.close()
+
+
+@pytest.mark.parametrize(("signals", "reads"), [(1, True), (2, False)])
+def test_a_client_that_lags_behind_has_abort_s_to_read_the_end(
+    tmp_path: Path, signals: int, reads: bool
+) -> None:
+    """A second signal leaves it a second."""
+    full = threading.Event()
+
+    def flood(line: Line, request: Received) -> None:
+        line.send(SSE_HEAD)
+        line.sock.settimeout(0.5)
+        try:
+            while True:
+                line.send(chunk(event("x" * 50_000)))
+        except OSError:
+            full.set()
+
+    backend = Scripted(flood)
+    config = "[drain]\nlame_duck_s = 0\nfinish_s = 0.3\nabort_s = 8.0\n"
+    with gateway_with(tmp_path, backend, config=config) as gateway, gateway.client() as client:
+        client.send(post(body=chat_body(stream=True)))
+        client.read_until(b"xxx")
+        assert full.wait(20)
+        for _ in range(signals):
+            gateway.process.send_signal(signal.SIGTERM)
+            eventually(lambda: "ending: " in gateway.log)
+        eventually(lambda: " cut, as " in gateway.log)
+        time.sleep(2.0)
+        assert (gateway.process.poll() is None) == reads
+        assert client.is_closed()
+        assert (b"the gateway is stopping" in client.buffer) == reads
+        assert gateway.process.wait(15) == 0
     backend.close()
 
 
