@@ -292,7 +292,7 @@ class ExpectedTtft:
         lane.started(request_id, flight, event.at_s)
         if flight.slot is not None:
             shadow = self._shadows.get(backend_id)
-            if shadow is None or not shadow.take(flight.slot, request_id, flight.marks):
+            if shadow is None or not shadow.take(flight.slot, request_id, flight.marks, event.at_s):
                 flight.slot = None
 
     def _end(self, request_id: str, now_s: float) -> tuple[Flight, Lane]:

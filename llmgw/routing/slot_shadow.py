@@ -16,14 +16,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-KEEP_S = 20.0
-"""Time in which a held prompt loses half of its value; conversations pause for some seconds."""
+PAUSE_S, PAUSE_GAIN, PAUSE_MOST = 7.0, 0.05, 10.0
+"""Mean pause of a conversation before its next turn: at first, the newest one's weight in it, and how
+many times the mean it counts at most."""
+
+PAUSES, KEEP_LEAST_S = 3.0, 1.0
+"""After so many mean pauses, but not less than this, what a slot holds has lost half of its value."""
 
 LOOKS = 8
 """A turn adds few landmarks: so far back from its end the turn before is looked for."""
 
-KEEP = 0.5
-"""Value of a held landmark just used, against one saved now."""
+KEEP = 2.0
+"""Value of a held landmark just used, against one saved now, if its conversation comes back for certain."""
+
+BACK, BACK_GAIN = 0.7, 0.02
+"""Share of prompts that continue what a slot holds: at first, and the newest one's weight in it."""
 
 
 class SlotShadow:
@@ -33,17 +40,33 @@ class SlotShadow:
     :ivar taken: how many are at work for us.
     """
 
-    __slots__ = ("_busy", "_ends", "_firsts", "_idle", "_marks", "_used_s", "_worth", "slots", "taken")
+    __slots__ = (
+        "_back",
+        "_busy",
+        "_ends",
+        "_firsts",
+        "_idle",
+        "_keep",
+        "_keep_s",
+        "_marks",
+        "_pause_s",
+        "_used_s",
+        "slots",
+        "taken",
+    )
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._marks: list[Sequence[int]] = [()] * slots
         self._idle = dict.fromkeys(range(slots))
         self._firsts: list[int | None] = [None] * slots
-        self._worth = [0.0] * slots  # of what is held, just used
         self._used_s = [-inf] * slots
         self._busy: list[str | None] = [None] * slots
         self._ends: dict[int, int] = {}  # last landmark of what is held, and the slot
+        self._back = BACK
+        self._keep = KEEP * BACK
+        self._pause_s = PAUSE_S
+        self._keep_s = PAUSES * PAUSE_S
         self.taken = 0
 
     def choose(self, marks: Sequence[int], now_s: float) -> int | None:
@@ -56,20 +79,20 @@ class SlotShadow:
             if own is not None and busy[own] is None:
                 return own
         first = marks[0] if marks else None
-        firsts, worth = self._firsts, self._worth
+        keep, keep_s = self._keep, self._keep_s
+        firsts, held_by = self._firsts, self._marks
         for slot in self._idle:
-            used_s = used[slot]
-            if firsts[slot] == first and first is not None:
-                held = self._marks[slot]
+            used_s, held = used[slot], held_by[slot]
+            if first is not None and firsts[slot] == first:
                 saved = saved_of(held, marks)
-                value = saved - KEEP * (len(held) - saved) / (1.0 + (now_s - used_s) / KEEP_S)
+                value = saved - keep * (len(held) - saved) / (1.0 + (now_s - used_s) / keep_s)
             else:
-                value = -worth[slot] / (1.0 + (now_s - used_s) / KEEP_S)
+                value = -keep * len(held) / (1.0 + (now_s - used_s) / keep_s)
             if value > most or (value == most and used_s < oldest_s):
                 chosen, most, oldest_s = slot, value, used_s
         return chosen
 
-    def take(self, slot: int, request_id: str, marks: Sequence[int]) -> bool:
+    def take(self, slot: int, request_id: str, marks: Sequence[int], now_s: float) -> bool:
         """A request was sent with that slot.
 
         :return: whether it was idle.
@@ -82,12 +105,22 @@ class SlotShadow:
         if held and self._ends.get(held[-1]) == slot:
             del self._ends[held[-1]]
         self._marks[slot] = marks
-        self._worth[slot] = KEEP * len(marks)
-        self._firsts[slot] = marks[0] if marks else None
+        self._firsts[slot] = None
         if marks:
+            self._firsts[slot] = marks[0]
             self._ends[marks[-1]] = slot
+            self._learn(bool(held) and held[-1] in marks[-LOOKS:], now_s - self._used_s[slot])
         self.taken += 1
         return True
+
+    def _learn(self, came_back: bool, pause_s: float) -> None:
+        """A prompt continues what its slot held, after that pause, or does not."""
+        self._back += BACK_GAIN * (came_back - self._back)
+        self._keep = KEEP * self._back
+        if came_back:
+            mean_s = self._pause_s
+            self._pause_s = mean_s = mean_s + PAUSE_GAIN * (min(pause_s, PAUSE_MOST * mean_s) - mean_s)
+            self._keep_s = max(PAUSES * mean_s, KEEP_LEAST_S)
 
     def free(self, slot: int, request_id: str, now_s: float) -> None:
         """That request is over."""
@@ -99,13 +132,19 @@ class SlotShadow:
 
 
 def saved_of(held: Sequence[int], marks: Sequence[int]) -> int:
-    """Length of the common beginning, or somewhat less.
+    """Length of the common beginning, by halving: equal landmarks mean equal beginnings.
 
     A turn of a conversation finds all that is held in its own beginning, which one
-    look tells, as equal landmarks mean equal beginnings. For others a rough answer
-    is enough: looks at a half, a quarter and the first.
+    look tells.
     """
-    length = min(len(held), len(marks))
-    while length and held[length - 1] != marks[length - 1]:
-        length //= 2
-    return length
+    low = high = min(len(held), len(marks))
+    while low and held[low - 1] != marks[low - 1]:
+        high = low
+        low //= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if held[middle - 1] == marks[middle - 1]:
+            low = middle
+        else:
+            high = middle
+    return low
