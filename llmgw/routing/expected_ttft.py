@@ -34,7 +34,7 @@ from llmgw.routing.doubt import fails_anyhow
 from llmgw.routing.options import Number, read_numbers
 from llmgw.routing.pace import Flight, Pace, Prices
 from llmgw.routing.slot_shadow import SlotShadow
-from llmgw.routing.ttft_model import OUT_S, Lane
+from llmgw.routing.ttft_model import FEW, OUT_S, Lane
 from llmgw.values import Backend, Choice, Event, Finished, FirstToken, HealthChanged, Request, Started
 
 OPTIONS = {
@@ -201,7 +201,15 @@ class ExpectedTtft:
         if len(asked) >= MOST_ASKED:
             asked.clear()
         asked[request.id] = Flight(
-            lane.id, prompt, max(prompt * (1.0 - cached), 1.0), marks, matched, distance, slot
+            lane.id,
+            prompt,
+            max(prompt * (1.0 - cached), 1.0),
+            marks,
+            matched,
+            distance,
+            slot,
+            request.streaming,
+            lane.whole and not request.streaming,
         )
         if cost >= OUT_S:
             what = "it failed lately" if lane.out else "its KV cache is full"
@@ -263,13 +271,7 @@ class ExpectedTtft:
         elif isinstance(event, Started):
             self._started(event)
         elif isinstance(event, FirstToken):
-            flight = self._flights.get(event.request_id)
-            if flight is not None and flight.ttft_s is None and flight.backend_id == event.backend_id:
-                lane = self._lanes[event.backend_id]
-                lane.first_token(event.request_id, flight, event.at_s, event.ttft_s)
-                self._is_well(lane, flight.started_s, event.at_s)
-                if flight.marks:
-                    self._index.insert(flight.marks, lane.id, lane.told_slots or UNKNOWN_SLOTS)
+            self._first_token(event)
         else:
             self._finished(event)
 
@@ -294,6 +296,23 @@ class ExpectedTtft:
             shadow = self._shadows.get(backend_id)
             if shadow is None or not shadow.take(flight.slot, request_id, flight.marks, event.at_s):
                 flight.slot = None
+
+    def _first_token(self, event: FirstToken) -> None:
+        flight = self._flights.get(event.request_id)
+        if flight is None or flight.backend_id != event.backend_id:
+            return
+        lane = self._lanes[flight.backend_id]
+        if flight.whole:
+            flight.told_s = event.ttft_s
+        elif flight.ttft_s is None:
+            lane.first_token(event.request_id, flight, event.at_s, event.ttft_s)
+            self._has_read(lane, flight, event.at_s)
+
+    def _has_read(self, lane: Lane, flight: Flight, now_s: float) -> None:
+        """A sign that it works, and that it has the prompt in its cache."""
+        self._is_well(lane, flight.started_s, now_s)
+        if flight.marks:
+            self._index.insert(flight.marks, lane.id, lane.told_slots or UNKNOWN_SLOTS)
 
     def _end(self, request_id: str, now_s: float) -> tuple[Flight, Lane]:
         flight = self._flights.pop(request_id)
@@ -327,8 +346,8 @@ class ExpectedTtft:
                     self._forget(lane.id)
                 lane.until_s = -inf
         elif reason == "done":
-            if flight.ttft_s is None:
-                self._is_well(lane, flight.started_s, now_s)
+            if flight.whole or flight.ttft_s is None:
+                self._has_read(lane, flight, now_s)
             self._answered(flight, lane, event)
 
     def _forget(self, backend_id: str) -> None:
@@ -352,9 +371,10 @@ class ExpectedTtft:
                 self._index.correct(lane.id, flight.distance, min(cached / expected, 1.0))
         gap_s = None
         tokens = self._pace.output if output is None else output  # not told: as many as usual
-        if tokens > 4 and flight.ttft_s is not None:
-            gap_s = max(event.duration_s - flight.ttft_s - flight.stood_s, 0.0) / (tokens - 1)
-        self._pace.answered(uncached, output, flight.ttft_s)
+        ttft_s = lane.answered(flight, event.duration_s, output, event.prompt_s)
+        if tokens > FEW and (ttft_s < event.duration_s or output is None):
+            gap_s = max(event.duration_s - ttft_s - flight.stood_s, 0.0) / (tokens - 1)
+        self._pace.answered(uncached, output, ttft_s)
         lane.speed.answered(flight, uncached, event.prompt_s, gap_s)
 
     def _reported(self, event: HealthChanged) -> None:

@@ -45,12 +45,15 @@ class Flight(Struct):
     :param matched: share of the prompt that the index found there.
     :param distance: class of how long ago that was read.
     :param slot: which was asked for.
+    :param streaming: its answer comes as a stream for certain.
+    :param whole: its answer is expected in one piece, so that no first token will be seen.
     :param ahead: tokens that others were waiting to have read.
     :param beside: streams that were there while its own ran, this one included.
     :param expected_s: predicted time to first token for a backend as it usually is.
     :param waited: it had to wait for a slot.
     :param first_s: when its first token came.
     :param streams_s: sum of the streams' times there until then.
+    :param told_s: of one expected in one piece, the time to first token if there was one all the same.
     :param stood_s: time for which streams stood still until then; at the end, for which its own one did.
     """
 
@@ -61,6 +64,8 @@ class Flight(Struct):
     matched: float = 0.0
     distance: int = 0
     slot: int | None = None
+    streaming: bool = True
+    whole: bool = False
     ahead: float = 0.0
     beside: float = 1.0
     expected_s: float = 0.0
@@ -70,6 +75,7 @@ class Flight(Struct):
     first_s: float = 0.0
     streams_s: float = 0.0
     stood_s: float = 0.0
+    told_s: float | None = None
 
 
 class Pace:
@@ -120,12 +126,11 @@ class Pace:
             self.per_token_s = weight / GUESS_TOKENS_PER_S
             self.step_s = weight * GUESS_STEP_S
 
-    def answered(self, uncached: float, output: int | None, ttft_s: float | None) -> None:
+    def answered(self, uncached: float, output: int | None, ttft_s: float) -> None:
         """A request was answered to its end."""
         self._answers += 1
         gain = max(0.02, 1.0 / (self._answers + 4))
-        if ttft_s is not None:
-            self.ttft_s = max(self.ttft_s + gain * (ttft_s - self.ttft_s), 1e-3)
+        self.ttft_s = max(self.ttft_s + gain * (ttft_s - self.ttft_s), 1e-3)
         self.uncached += gain * (uncached - self.uncached)
         if output is not None:
             self.output += gain * (output - self.output)

@@ -49,7 +49,7 @@ class Speed:
         """
         line, ttft_s = self.reading, flight.ttft_s
         x, y = uncached, prompt_s
-        if ttft_s is not None and not flight.waited:
+        if ttft_s is not None and not flight.waited and not (flight.whole and y is not None):
             if y is None:
                 x, y = flight.ahead + uncached, ttft_s
             else:  # a server that is held back may not know it, so what was seen counts more than its word

@@ -86,6 +86,10 @@ COLD_GAIN = 1.0
 """How much a backend without any warmth costs beyond its figures. It falls by the fourth
 power of what is missing: what is known of its speed is better than what time tells."""
 
+FEW, WHOLE_SHARE = 4, 0.1
+"""An answer of more tokens shows whether it came in one piece: then less than this share of the
+time for writing them lies between its first token and its end."""
+
 SAME = 0.4
 """What we have sent since others were counted, they are taken to have sent to this share."""
 
@@ -114,6 +118,7 @@ class Lane:
     :ivar turn_s: time in which a slot comes free when all are taken.
     :ivar away: nobody was there at the last look.
     :ivar doubt: whoever tells it something lets the costs be worked out anew.
+    :ivar whole: answers that are not asked for as streams come from it in one piece.
     :ivar place: for the router: where it stood in the last list it was in.
     """
 
@@ -161,6 +166,7 @@ class Lane:
         "turn_s",
         "until_s",
         "weight",
+        "whole",
     )
 
     def __init__(self, backend_id: str, now_s: float) -> None:
@@ -176,6 +182,7 @@ class Lane:
         self.full = False
         self.out = False
         self.away = False
+        self.whole = False
         self.place = 0
         self.fixed_s = 0.0
         self.per_token_s = 0.0
@@ -234,16 +241,8 @@ class Lane:
         waiting[request_id] = flight
 
     def first_token(self, request_id: str, flight: Flight, now_s: float, ttft_s: float) -> None:
-        """That request's prompt has been read."""
-        self._read(request_id, flight)
-        begun_s, read_s = flight.started_s, self.reading.slope * flight.tokens
-        if begun_s < self._read_s:
-            begun_s = self._read_s
-        self._pass(now_s)
-        self._stood_s += read_s if read_s < now_s - begun_s else now_s - begun_s
-        self._read_s = now_s
-        flight.first_s, flight.streams_s, flight.stood_s = now_s, self._streams_s, self._stood_s
-        flight.ttft_s = ttft_s
+        """That request's first token came."""
+        self._is_read(request_id, flight, now_s, ttft_s)
         # What was believed cached and was not is no slowness: between the two predictions all is well.
         expected_s = flight.expected_s
         if ttft_s > expected_s:
@@ -263,6 +262,27 @@ class Lane:
         self._ratio = before + gain * (ratio - before)
         self._ratio_s = now_s
 
+    def assume_read(self, now_s: float) -> None:
+        """Of whom no first token will be seen, the prompt is taken to be read when that was expected."""
+        waiting = self._waiting
+        while waiting:
+            request_id, flight = next(iter(waiting.items()))
+            if not flight.whole or now_s < flight.started_s + flight.expected_s:
+                break
+            self._is_read(request_id, flight, now_s, flight.expected_s)
+
+    def _is_read(self, request_id: str, flight: Flight, now_s: float, ttft_s: float) -> None:
+        """That request's prompt has been read."""
+        self._read(request_id, flight)
+        begun_s, read_s = flight.started_s, self.reading.slope * flight.tokens
+        if begun_s < self._read_s:
+            begun_s = self._read_s
+        self._pass(now_s)
+        self._stood_s += read_s if read_s < now_s - begun_s else now_s - begun_s
+        self._read_s = now_s
+        flight.first_s, flight.streams_s, flight.stood_s = now_s, self._streams_s, self._stood_s
+        flight.ttft_s = ttft_s
+
     def left(self, request_id: str, flight: Flight, now_s: float) -> None:
         """That request is over."""
         self._pass(now_s)
@@ -277,6 +297,44 @@ class Lane:
             self.until_s = -inf
         elif self.until_s > now_s + LEFT_TICK_S:
             self.until_s = now_s + LEFT_TICK_S
+
+    def answered(
+        self, flight: Flight, duration_s: float, output: int | None, prompt_s: float | None
+    ) -> float:
+        """That request has its answer.
+
+        Whether it came in one piece shows here, and when its first token would have been seen: when
+        the backend says so, or else after the share of its time that was expected for that.
+
+        :param output: its tokens, if told. If not, all of its time is taken to be reading, as
+            it is for an embedding.
+        :param prompt_s: time spent on the prompt, if told.
+        :return: its time to first token.
+        """
+        writing_s = 0.0
+        if output is not None:
+            writing_s = output * (self.stepping.base + self.stepping.slope * flight.beside)
+            if not flight.streaming and output > FEW:
+                self._shows_whole(flight.told_s if flight.whole else flight.ttft_s, duration_s, writing_s)
+        ttft_s = flight.ttft_s
+        if flight.whole or ttft_s is None:
+            expected_s = flight.expected_s
+            if output is None:
+                ttft_s = duration_s
+            elif prompt_s is None:
+                ttft_s = duration_s * expected_s / (expected_s + writing_s + 1e-9)
+            else:
+                ttft_s = min(max(expected_s - self.reading.slope * flight.tokens, 0.0) + prompt_s, duration_s)
+            flight.ttft_s = ttft_s
+        return ttft_s
+
+    def _shows_whole(self, seen_s: float | None, duration_s: float, writing_s: float) -> None:
+        """Its first token came then, or not at all, though writing the answer takes that long."""
+        whole = seen_s is None or duration_s - seen_s < WHOLE_SHARE * writing_s
+        if whole and not self.whole:  # what seemed to be waiting and slowness was writing
+            self._ratio = self._behind = 1.0
+            self._behind_s = self._waited_s = BEHIND_GUESS_S
+        self.whole = whole
 
     def others_are(self, count: int) -> None:
         """So many requests of others are there."""
@@ -318,6 +376,8 @@ class Lane:
             above = (self._ratio - 1.0) * exp((self._ratio_s - now_s) / SLOW_S)
             factor += above * above / (1.0 + above)
         ahead = 0.0
+        if self.whole:
+            self.assume_read(now_s)
         if self._waiting:
             self.until_s = now_s + TICK_S
             oldest = next(iter(self._waiting.values()))

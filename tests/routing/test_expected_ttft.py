@@ -951,6 +951,115 @@ def test_a_conversation_without_a_session_is_known_by_its_beginning() -> None:
     assert len(set.union(*homes)) >= 3
 
 
+# --- answers in one piece ---------------------------------------------------------
+
+
+def answered(
+    play: Play,
+    tokens: int = 500,
+    *,
+    first_after: float | None = None,
+    output: int | None = 50,
+    told: bool = True,
+    streaming: bool = False,
+    prefix: Sequence[int] = (),
+    cached: int = 0,
+) -> str:
+    """One request whose answer takes 10 ms a token after its prompt was read.
+
+    :param first_after: share of its time after which a first token is seen, if any is.
+    """
+    play.count += 1
+    request = Request(f"r{play.count}", "m", tokens, prefix=tuple(prefix), streaming=streaming)
+    choice = play.router.choose(request, play.fleet, play.now_s)
+    assert choice is not None
+    name, begun_s, id = choice.backend.id, play.now_s, request.id
+    play.chosen[name] += 1
+    prompt_s = (tokens - cached) / play.rates[name]
+    total_s = 0.01 + prompt_s + 0.01 * (output or 0)
+    play.router.observe(Started(id, name, begun_s))
+    play.now_s += total_s
+    if first_after is not None:
+        first_s = first_after * total_s
+        play.router.observe(FirstToken(id, name, begun_s + first_s, first_s))
+    figures = (tokens, cached, output, prompt_s if told else None)
+    play.router.observe(Finished(id, name, play.now_s, True, "done", total_s, *figures))
+    return name
+
+
+@pytest.mark.parametrize("first_after", [None, 1.0])
+@pytest.mark.parametrize("told", [True, False])
+def test_answers_in_one_piece_teach_speed(first_after: float | None, told: bool) -> None:
+    """Also where the gateway takes the whole answer, when it comes, for its first token."""
+    play = Play({"fast": 4000.0, "slow": 400.0})
+    for _ in range(60):
+        answered(play, first_after=first_after, told=told)
+    assert play.chosen["fast"] > 45
+    lane = play.lane("fast")
+    assert lane.whole
+    assert lane.reading.slope < 0.5 * play.lane("slow").reading.slope
+    assert lane.slowness(play.now_s) < 1.5
+    if told:
+        assert 1.0 / lane.reading.slope == pytest.approx(4000.0, rel=0.3)
+        assert lane.stepping.base == pytest.approx(0.01, rel=0.3)
+
+
+def test_one_that_will_not_show_a_first_token_is_not_overdue() -> None:
+    play = Play({"a": 1000.0})
+    for _ in range(10):
+        answered(play)
+    rested = play.ask(300).score
+    play.router.observe(Started(f"r{play.count}", "a", play.now_s))
+    play.now_s += 0.1
+    reading = play.ask(300).score
+    play.now_s += 5.0  # it may write for long
+    writing = play.ask(300).score
+    assert rested < writing < reading
+    assert writing < 1.5 * rested
+
+
+def test_a_first_token_before_the_end_shows_that_answers_come_piece_by_piece_again() -> None:
+    play = Play({"a": 1000.0})
+    for _ in range(3):
+        answered(play)
+    assert play.lane("a").whole
+    answered(play, output=3, first_after=0.5)  # too short to tell
+    answered(play, output=None, first_after=0.5)
+    assert play.lane("a").whole
+    answered(play, first_after=0.5)
+    assert not play.lane("a").whole
+    answered(play, first_after=0.5)
+    assert not play.lane("a").whole
+
+
+def test_streams_of_one_that_answers_others_in_one_piece_are_measured_as_ever() -> None:
+    play = Play({"a": 1000.0})
+    for _ in range(3):
+        answered(play)
+    assert play.lane("a").whole
+    before_s = play.router._pace.ttft_s
+    answered(play, 3000, streaming=True, first_after=0.9)
+    assert play.router._pace.ttft_s > before_s
+    assert play.lane("a").whole
+
+
+def test_what_was_read_is_known_without_a_first_token() -> None:
+    play = Play({"a": 1000.0, "b": 1000.0})
+    for _ in range(20):
+        answered(play)
+    home = answered(play, 2000, prefix=range(16))
+    for _ in range(5):
+        assert answered(play, 2000, prefix=range(16), cached=1900) == home
+
+
+def test_without_output_all_of_its_time_was_reading() -> None:
+    play = Play({"fast": 4000.0, "slow": 400.0})
+    for _ in range(60):
+        answered(play, output=None, told=False)
+    assert play.chosen["fast"] > 45
+    assert 1.0 / play.lane("fast").reading.slope == pytest.approx(4000.0, rel=0.3)
+
+
 # --- doubt ------------------------------------------------------------------------
 
 

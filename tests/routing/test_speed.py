@@ -62,3 +62,15 @@ def test_another_weight_lays_the_lines_anew_and_the_same_does_not() -> None:
     assert made.reading.slope == first
     made.of(Pace(), 2.0, Profile(prefill_rate=5000.0))
     assert made.reading.slope == pytest.approx(1.0 / 5000.0)
+
+
+def test_who_waited_and_tells_nothing_teaches_nothing() -> None:
+    made = speed()
+    made.answered(Flight("a", 400.0, 400.0, ttft_s=3.0, waited=True), 400.0, None, None)
+    assert made.reading.samples == 0
+
+
+def test_what_was_told_of_an_answer_in_one_piece_is_not_weighed_against_what_nobody_saw() -> None:
+    made = speed()
+    made.answered(Flight("a", 400.0, 400.0, ttft_s=3.0, whole=True), 400.0, 0.4, None)
+    assert at_400(made) == pytest.approx(0.4)
