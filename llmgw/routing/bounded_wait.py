@@ -69,7 +69,7 @@ class BoundedWait:
         held_s = pace.output * (lane.stepping.base + lane.stepping.slope * lane.slots) / (lane.slots * price)
         chosen, most = 0, -inf
         for place, each in enumerate(waiting[:MOST_WAITING]):
-            tokens: float = each.prompt_tokens
+            tokens: float = each.prompt_tokens * pace.counted
             if each.prefix:
                 held = index.length(landmarks(each.prefix), lane.id)
                 tokens *= 1.0 - blocks_covered(held) / len(each.prefix)

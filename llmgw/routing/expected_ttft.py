@@ -142,7 +142,7 @@ class ExpectedTtft:
     def choose(self, request: Request, candidates: Sequence[Backend], now_s: float) -> Choice | None:
         """O(n), a few multiplications each, and some look-ups for the prefix."""
         pace, prices = self._pace, self._prices
-        prompt: float = request.prompt_tokens or 1.0
+        prompt: float = (request.prompt_tokens or 1) * pace.counted
         prefix = request.prefix
         marks: Sequence[int] = ()
         plateaus: Plateaus = ()
@@ -364,6 +364,8 @@ class ExpectedTtft:
     def _answered(self, flight: Flight, lane: Lane, event: Finished) -> None:
         prompt, cached, output = event.prompt_tokens, event.cached_tokens, event.output_tokens
         uncached = flight.tokens
+        if prompt is not None:
+            self._pace.count(flight.prompt / self._pace.counted, prompt)
         if prompt is not None and cached is not None:
             uncached = float(max(prompt - cached, 1))
             expected = flight.matched * prompt

@@ -23,6 +23,14 @@ GUESS_STEP_S = 0.02
 """Speed of a backend of the first seen weight, before anything was measured anywhere."""
 
 
+COUNT_KEPT, COUNT_LEAST = 0.995, 10_000.0
+"""What remains of the tokens counted so far at each new answer, and so many stand at first for
+estimates that are right."""
+
+COUNT_NEAR, COUNT_MOST = 1.1, 4.0
+"""Estimates wrong by a smaller factor are left as they are; and the largest correction, either way."""
+
+
 class Prices(Struct, frozen=True):
     """What else than its own time to first token a request is made to pay for.
 
@@ -39,7 +47,7 @@ class Prices(Struct, frozen=True):
 class Flight(Struct):
     """One request on its way to a backend, or thought of for it.
 
-    :param prompt: its prompt tokens, as estimated.
+    :param prompt: its prompt tokens, as estimated and corrected.
     :param tokens: of these, the ones believed uncached.
     :param marks: landmarks of its prompt.
     :param matched: share of the prompt that the index found there.
@@ -83,6 +91,7 @@ class Pace:
 
     :ivar sent: requests of ours that were sent so far.
     :ivar herd: requests of all gateways for each of ours; 1 if we are alone.
+    :ivar counted: prompt tokens as backends count them for each that was estimated.
     :ivar output: mean output tokens of a request.
     :ivar uncached: mean uncached prompt tokens of a request.
     :ivar overhead_s: mean of the backends' overheads.
@@ -93,10 +102,13 @@ class Pace:
 
     __slots__ = (
         "_answers",
+        "_counted",
+        "_estimated",
         "_others",
         "_own",
         "_samples",
         "_sent_then",
+        "counted",
         "herd",
         "output",
         "overhead_s",
@@ -113,6 +125,8 @@ class Pace:
         self._own = self._others = 0.0
         self.sent = self._sent_then = 0
         self.herd = 1.0
+        self.counted = 1.0
+        self._counted = self._estimated = COUNT_LEAST
         self.output = 150.0
         self.uncached = 300.0
         self.overhead_s = GUESS_OVERHEAD_S
@@ -125,6 +139,13 @@ class Pace:
         if not self.per_token_s:
             self.per_token_s = weight / GUESS_TOKENS_PER_S
             self.step_s = weight * GUESS_STEP_S
+
+    def count(self, estimated: float, counted: int) -> None:
+        """A backend has counted the tokens of a prompt."""
+        self._estimated = COUNT_KEPT * self._estimated + estimated
+        self._counted = COUNT_KEPT * self._counted + counted
+        wrong = min(max(self._counted / self._estimated, 1.0 / COUNT_MOST), COUNT_MOST)
+        self.counted = wrong if wrong > COUNT_NEAR or wrong * COUNT_NEAR < 1.0 else 1.0
 
     def answered(self, uncached: float, output: int | None, ttft_s: float) -> None:
         """A request was answered to its end."""

@@ -37,7 +37,7 @@ from llmgw.routing.doubt import (
 )
 from llmgw.routing.expected_ttft import ExpectedTtft
 from llmgw.routing.line import Line
-from llmgw.routing.pace import Flight, Pace, Prices
+from llmgw.routing.pace import COUNT_MOST, Flight, Pace, Prices
 from llmgw.routing.ttft_model import FOLLOWERS, LEFT_TICK_S, OUT_S, Lane
 from llmgw.testing import router_contract
 from llmgw.values import (
@@ -172,6 +172,35 @@ def test_the_least_bad_says_what_is_bad() -> None:
     for _ in range(3):
         play.serve(ok=False, reason="timeout")
     assert play.ask().why == "it failed lately, and it is the least bad of 1"
+
+
+@pytest.mark.parametrize("share", [0.4, 2.0])
+def test_estimates_of_prompts_are_corrected_by_what_backends_count(share: float) -> None:
+    """Else a prompt would cost too little, or too much, beside output and beside waiting for a slot."""
+    right, wrong = Play({"a": 1000.0}), Play({"a": 1000.0})
+    for _ in range(300):
+        right.serve(500)
+        wrong.ask(round(share * 500))
+        id, begun_s = f"r{wrong.count}", wrong.now_s
+        wrong.router.observe(Started(id, "a", begun_s))
+        wrong.router.observe(FirstToken(id, "a", begun_s + 0.51, 0.51))
+        wrong.now_s += 1.01
+        wrong.router.observe(Finished(id, "a", wrong.now_s, True, "done", 1.01, 500, 0, 50, 0.5))
+    assert wrong.ask(round(share * 500)).score == pytest.approx(right.ask(500).score, rel=0.05)
+
+
+def test_estimates_are_not_corrected_beyond_reason() -> None:
+    pace = Pace()
+    for _ in range(1000):
+        pace.count(1.0, 1000)
+    assert pace.counted == COUNT_MOST
+    for _ in range(3000):
+        pace.count(1000.0, 1)
+    assert pace.counted == 1.0 / COUNT_MOST
+    pace = Pace()
+    for _ in range(3000):
+        pace.count(100.0, 95)
+    assert pace.counted == 1.0
 
 
 def test_rates_in_the_profile_stand_in_until_something_is_measured() -> None:
