@@ -209,7 +209,6 @@ class ExpectedTtft:
             distance,
             slot,
             request.streaming,
-            lane.whole and not request.streaming,
         )
         if cost >= OUT_S:
             what = "it failed lately" if lane.out else "its KV cache is full"

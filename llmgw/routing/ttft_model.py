@@ -222,6 +222,7 @@ class Lane:
         flight.started_s = self._used_s = now_s
         flight.ahead = self._ahead
         flight.waited = self.full
+        flight.whole = self.whole and not flight.streaming
         flight.expected_s = self._expected_s + self.reading.slope * flight.tokens
         self._pass(now_s)
         self.own += 1
