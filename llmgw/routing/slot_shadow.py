@@ -46,8 +46,6 @@ class SlotShadow:
         "_ends",
         "_firsts",
         "_idle",
-        "_keep",
-        "_keep_s",
         "_marks",
         "_pause_s",
         "_used_s",
@@ -64,9 +62,7 @@ class SlotShadow:
         self._busy: list[str | None] = [None] * slots
         self._ends: dict[int, int] = {}  # last landmark of what is held, and the slot
         self._back = BACK
-        self._keep = KEEP * BACK
         self._pause_s = PAUSE_S
-        self._keep_s = PAUSES * PAUSE_S
         self.taken = 0
 
     def choose(self, marks: Sequence[int], now_s: float) -> int | None:
@@ -79,7 +75,7 @@ class SlotShadow:
             if own is not None and busy[own] is None:
                 return own
         first = marks[0] if marks else None
-        keep, keep_s = self._keep, self._keep_s
+        keep, keep_s = KEEP * self._back, max(PAUSES * self._pause_s, KEEP_LEAST_S)
         firsts, held_by = self._firsts, self._marks
         for slot in self._idle:
             used_s, held = used[slot], held_by[slot]
@@ -116,11 +112,9 @@ class SlotShadow:
     def _learn(self, came_back: bool, pause_s: float) -> None:
         """A prompt continues what its slot held, after that pause, or does not."""
         self._back += BACK_GAIN * (came_back - self._back)
-        self._keep = KEEP * self._back
         if came_back:
             mean_s = self._pause_s
-            self._pause_s = mean_s = mean_s + PAUSE_GAIN * (min(pause_s, PAUSE_MOST * mean_s) - mean_s)
-            self._keep_s = max(PAUSES * mean_s, KEEP_LEAST_S)
+            self._pause_s += PAUSE_GAIN * (min(pause_s, PAUSE_MOST * mean_s) - mean_s)
 
     def free(self, slot: int, request_id: str, now_s: float) -> None:
         """That request is over."""
