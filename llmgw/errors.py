@@ -7,6 +7,7 @@ nothing else builds error bodies.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 from llmgw.plain_text import plain
@@ -204,6 +205,9 @@ class UpstreamTimeout(GatewayError):
     type = "upstream_error"
     may_retry = True
 
+
+OUR_FAULTS = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE)
+"""No local port or descriptor is left, which says nothing about the backend."""
 
 PLUGIN_FAULTS = (BaseException,)
 """What a plugin may raise without harm to the gateway: all there is. A library that it uses may call

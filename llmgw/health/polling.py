@@ -9,7 +9,6 @@ Requests may learn before a check does that something has changed (:meth:`Pollin
 
 from __future__ import annotations
 
-import errno
 import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from twisted.internet import error
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.logger import Logger
 
-from llmgw.errors import ConfigError, ConfigFault
+from llmgw.errors import OUR_FAULTS, ConfigError, ConfigFault
 from llmgw.plain_text import plain
 from llmgw.values import HealthReport
 
@@ -31,9 +30,6 @@ LEAST_INTERVAL_S = 2.0
 DOWN_INTERVAL_S = 1.0
 JITTER = 0.2
 DETAIL_CHARACTERS = 200
-
-OUR_FAULTS = (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE)
-"""No local port or descriptor is left, which says nothing about the backend."""
 
 
 class PollingSource:

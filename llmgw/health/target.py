@@ -27,7 +27,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
 from zope.interface import implementer
 
-from llmgw.health.polling import OUR_FAULTS
+from llmgw.errors import OUR_FAULTS
 from llmgw.interfaces import IHealthTarget
 from llmgw.wire.pool import endpoint_for, tls_options
 

@@ -8,7 +8,6 @@ quiet pool shrinks by itself.
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, Any
 
 from OpenSSL import crypto
@@ -25,6 +24,7 @@ from twisted.internet.protocol import Factory
 
 from llmgw.certificates import Pair, read_certificates
 from llmgw.core.response_reader import ResponseMemo
+from llmgw.errors import OUR_FAULTS
 from llmgw.wire.sink import UpstreamFault
 from llmgw.wire.upstream import UpstreamConnection
 
@@ -212,6 +212,6 @@ def _translate(failure: Any) -> Any:
         raise UpstreamFault("timeout_connect", detail)
     if isinstance(fault, error.DNSLookupError):
         raise UpstreamFault("dns", detail)
-    if getattr(fault, "osError", None) in (errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE):
+    if getattr(fault, "osError", None) in OUR_FAULTS:
         raise UpstreamFault("local", detail)
     raise UpstreamFault("connect", detail)
