@@ -31,6 +31,11 @@ def set_aside(answer: Any) -> str:
     return type(answer).__name__
 
 
+def unwanted(method: str, answer: Any) -> str:
+    """That a plugin's ``method`` returned something, in words for the log; see :func:`set_aside`."""
+    return f"returned from {method} {set_aside(answer)}, where nothing is expected"
+
+
 def at_most(seconds: float, waited: Deferred[T], reactor: IReactorTime) -> Deferred[T]:
     """What becomes of ``waited``, for so long.
 

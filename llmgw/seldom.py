@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
 EVERY_S = 60.0
 
 
@@ -31,3 +34,21 @@ class Seldom:
         self._told_s[kind] = now_s
         left_out = self._left_out.pop(kind, 0)
         return f" ({left_out} more since this was told last)" if left_out else ""
+
+    def tell(self, log: Logger, who: str, what: str) -> None:
+        """Log as an error that ``who`` did ``what``; the first word of that is the kind."""
+        more = self.words((who, what.split()[0]))
+        if more is not None:
+            log.error("{who} {what}{more}", who=who, what=what, more=more)
+
+    def tell_raised(
+        self, log: Logger, who: str, what: str = "raised", failure: Failure | None = None
+    ) -> None:
+        """Log that ``who`` has raised.
+
+        :param what: the kind.
+        :param failure: what it raised; ``None``: the exception that is being handled.
+        """
+        more = self.words((who, what))
+        if more is not None:
+            log.failure("{who} {what}{more}", failure, who=who, what=what, more=more)

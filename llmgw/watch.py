@@ -10,7 +10,7 @@ from twisted.logger import Logger
 
 from llmgw.errors import PLUGIN_FAULTS
 from llmgw.finite import is_finite_number
-from llmgw.foreign import set_aside
+from llmgw.foreign import set_aside, unwanted
 from llmgw.health.polling import one_line
 from llmgw.seldom import Seldom
 from llmgw.values import HealthReport
@@ -91,28 +91,14 @@ class Watch:
 
     def _not_nothing(self, method: str, answer: Any) -> None:
         if answer is not None:
-            self._tell(f"returned from {method} {set_aside(answer)}, where nothing is expected")
+            self._tell(unwanted(method, answer))
 
     def _complain(self, what: str) -> None:
         """It has raised, just now."""
-        more = self._seldom.words(what)
-        if more is not None:
-            self.log.failure(
-                "a health source of backend {backend} {what}{more}",
-                backend=self._target.id,
-                what=what,
-                more=more,
-            )
+        self._seldom.tell_raised(self.log, f"a health source of backend {self._target.id}", what)
 
     def _tell(self, what: str) -> None:
-        more = self._seldom.words(what.split()[0])
-        if more is not None:
-            self.log.error(
-                "a health source of backend {backend} {what}{more}",
-                backend=self._target.id,
-                what=what,
-                more=more,
-            )
+        self._seldom.tell(self.log, f"a health source of backend {self._target.id}", what)
 
     def _reported(self, index: int, report: HealthReport) -> None:
         if self._stopped:

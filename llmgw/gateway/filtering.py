@@ -83,13 +83,11 @@ class Filters:
 
     def _complain(self, each: Filter, what: str, *, failure: bool = False) -> None:
         """Log it, each kind once a minute at most."""
-        more = self._seldom.words((each.name, what.split()[0]))
-        if more is None:
-            return
+        who = f"the filter {each.name}"
         if failure:
-            self.log.failure("the filter {name} {what}{more}", name=each.name, what=what, more=more)
+            self._seldom.tell_raised(self.log, who, what)
         else:
-            self.log.error("the filter {name} {what}{more}", name=each.name, what=what, more=more)
+            self._seldom.tell(self.log, who, what)
 
 
 def _fault_of(error: GatewayError) -> str | None:

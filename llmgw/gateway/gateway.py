@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from llmgw.core.overload import Level
 from llmgw.errors import PLUGIN_FAULTS, GatewayError
 from llmgw.finite import is_finite_number
-from llmgw.foreign import set_aside
+from llmgw.foreign import set_aside, unwanted
 from llmgw.gateway import answers
 from llmgw.gateway.exchange import Exchange
 from llmgw.gateway.holding import Holding
@@ -332,7 +332,7 @@ class Gateway:
     def limiter_will(self, method: str, answer: Any) -> None:
         """The rate limiter does by and by what it was to do at once: as well, unless that fails."""
         if not isinstance(answer, Deferred):
-            self.limiter_fault(f"returned from {method} {set_aside(answer)}, where nothing is expected")
+            self.limiter_fault(unwanted(method, answer))
             return
 
         def failed(failure: Failure) -> None:
@@ -344,20 +344,18 @@ class Gateway:
     def _not_nothing(self, what: str, method: str, answer: Any) -> None:
         """Tell of what came from where nothing is expected."""
         if answer is not None:
-            self._complain(what, f"returned from {method} {set_aside(answer)}, where nothing is expected")
+            self._complain(what, unwanted(method, answer))
 
     def _complain(self, what: str, detail: str | None = None, failure: Failure | None = None) -> None:
         """Tell of a plugin's fault, of each kind once a minute.
 
         :param detail: begins with a word for the kind; ``None``: it has raised, just now or as ``failure``.
         """
-        more = self._seldom.words((what, detail.split()[0] if detail else "raised"))
-        if more is None:
-            return
+        who = f"the {what} plugin"
         if detail is None:
-            self.log.failure("the {what} plugin raised{more}", failure, what=what, more=more)
+            self._seldom.tell_raised(self.log, who, failure=failure)
         else:
-            self.log.error("the {what} plugin {detail}{more}", what=what, detail=detail, more=more)
+            self._seldom.tell(self.log, who, detail)
 
 
 WHY_CHARACTERS = 500
